@@ -1,0 +1,38 @@
+"""Where each parameter of a unit lies in the unit's one flat buffer (on the host, on the link and in its GPU slot)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ALIGNMENT = 64
+"""Elements; a bf16 parameter then starts at a multiple of 128 bytes, as GPU kernels like it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One parameter: ``numel`` elements from ``offset``."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    numel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All parameters of a unit; elements between segments are padding and stay zero."""
+
+    segments: tuple[Segment, ...]
+    numel: int
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+        """Lay the parameters out in the given order, each at the next aligned offset."""
+        segments, offset = [], 0
+        for name, shape in shapes.items():
+            numel = math.prod(shape)
+            segments.append(Segment(name, tuple(shape), offset, numel))
+            offset += -(-numel // ALIGNMENT) * ALIGNMENT
+        return cls(tuple(segments), offset)

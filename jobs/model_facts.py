@@ -1,0 +1,93 @@
+"""What the planner and the simulator must know about a model at one batch shape; `introspect` measures it.
+
+A model is a chain of **units**: the modules with parameters of their own that run before the layers (embeddings),
+the layers, those that run after them (the final norm), and the head, which turns the last hidden states into a loss in
+chunks. Units are what the executor streams, one at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .frozen import Frozen, digest
+
+UnitKind = Literal["before", "layer", "after", "head"]
+
+
+class UnitFacts(Frozen):
+    """One unit at the given batch shape. Bytes are those of tensors in the compute dtype."""
+
+    name: str
+    """Dotted module path in the Hugging Face model, for example ``model.layers.3``."""
+    kind: UnitKind
+    variety: str
+    """What sort of unit it is, for example ``Qwen3DecoderLayer`` or ``Qwen3_5DecoderLayer/linear_attention``."""
+    parameters: int
+    """Parameters that the unit uses, shared ones included."""
+    weight_bytes: int
+    """Bytes of one load of its weights."""
+    shares_weights_with: str = ""
+    """Name of the earlier unit that owns this unit's (tied) weights; they have one master there."""
+    forward_flops: float
+    """Floating-point operations of one forward of one micro-batch."""
+    output_bytes: int
+    """Bytes of its output: the boundary after it (0 for the head)."""
+    saved_bytes: int
+    """Bytes autograd keeps for backward when everything is kept, weights left out."""
+    saved_matmul_bytes: int
+    """Bytes of the outputs of matrix products and of attention among them."""
+    forward_workspace_bytes: int
+    """Peak of a forward without a graph, beyond its input, its weights and its output."""
+    backward_workspace_bytes: int
+    """Peak of re-forward and backward, beyond input, weights, incoming gradient, and the gradients it gives back."""
+
+
+class ModelFacts(Frozen):
+    """A model at one micro-batch and sequence length."""
+
+    architecture: str
+    """Class name, for example ``Qwen3ForCausalLM``."""
+    dtype: Literal["float32", "bfloat16"]
+    micro_batch: int
+    """Rows of one micro-batch."""
+    sequence_length: int
+    """Tokens of one row."""
+    hidden_size: int
+    vocabulary: int
+    parameters: int
+    """Trainable parameters, tied ones counted once."""
+    side_bytes: int
+    """Tensors that live on the device through the whole step beside the units: masks, rotary tables, ids, labels."""
+    before: tuple[UnitFacts, ...]
+    layers: tuple[UnitFacts, ...]
+    after: tuple[UnitFacts, ...]
+    head: UnitFacts
+
+    @property
+    def units(self) -> tuple[UnitFacts, ...]:
+        """All units in the order of the forward pass."""
+        return (*self.before, *self.layers, *self.after, self.head)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch."""
+        return self.micro_batch * self.sequence_length
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one streamed weight."""
+        return 4 if self.dtype == "float32" else 2
+
+    @property
+    def boundary_bytes(self) -> tuple[int, ...]:
+        """Bytes of boundary 0..L: boundary i is the input of layer i, boundary L the output of the last layer."""
+        outputs = tuple(layer.output_bytes for layer in self.layers)
+        return (
+            outputs[0],
+            *outputs,
+        )  # the residual stream keeps its width, so a layer's input is as large as its output
+
+    @property
+    def digest(self) -> str:
+        """Identifies model and batch shape; a policy is valid only for the facts it was made from."""
+        return digest(self.model_dump(mode="json"))

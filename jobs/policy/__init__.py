@@ -1,0 +1,18 @@
+"""What a planner decides (`artifact`) and the operations it becomes (`lowering` makes a `program`)."""
+
+from .artifact import Boundary, Certificate, LayerPolicy, Policy, Predicted
+from .lowering import lower, lower_forward
+from .program import Buffer, Op, Program
+
+__all__ = [
+    "Boundary",
+    "Buffer",
+    "Certificate",
+    "LayerPolicy",
+    "Op",
+    "Policy",
+    "Predicted",
+    "Program",
+    "lower",
+    "lower_forward",
+]

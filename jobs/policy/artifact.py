@@ -1,0 +1,157 @@
+"""The policy: every decision a planner takes about one job on one machine, as a small JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from ..errors import InputError, ProgramError
+from ..frozen import Frozen
+from ..model_facts import ModelFacts
+
+Home = Literal["gpu", "host", "nvme", "recompute"]
+SCHEMA = 1
+
+
+class Boundary(Frozen):
+    """Where the input of layer ``index`` waits between forward and backward."""
+
+    index: int
+    home: Home
+
+
+class LayerPolicy(Frozen):
+    """What is kept of layer ``index`` beside its boundary."""
+
+    index: int
+    internals: Literal["none", "matmuls", "all"] = "none"
+    internals_home: Literal["gpu", "host"] = "gpu"
+    resident: bool = False
+    """Whether its weights stay on the GPU for the whole step."""
+
+
+class Certificate(Frozen):
+    """How good the solver proved the policy to be."""
+
+    planner: str
+    backend: str = ""
+    status: str = ""
+    objective_s: float | None = None
+    bound_s: float | None = None
+    gap: float | None = None
+
+
+class Predicted(Frozen):
+    """What the simulator expects of one optimizer step."""
+
+    step_s: float
+    tokens_per_s: float
+    tflops_6n: float
+    """6 x parameters x tokens / step time, in 1e12 (the accounting of the LazyTrain paper)."""
+    compute_units: float
+    """Layer compute per micro-batch in units of one forward: 3 keeps everything, 4 recomputes every layer once."""
+    peak_gpu_bytes: int
+    peak_host_bytes: int
+    nvme_bytes: int
+    host_bytes_per_parameter: float
+    exposed_s: dict[str, float]
+    """Seconds per step for which compute waits for each link."""
+
+
+class Policy(Frozen):
+    """All decisions for one job on one machine. Equal inputs give byte-equal files."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    format: int = Field(default=SCHEMA, alias="schema")
+    model_digest: str
+    hardware_digest: str = ""
+    micro_batch: int = Field(ge=1)
+    accumulation: int = Field(default=1, ge=1)
+    """Micro-batches of one optimizer step."""
+    sequence_length: int = Field(ge=1)
+    boundaries: tuple[Boundary, ...]
+    """Boundaries 0..L; the first and the last are never recomputed, the last is always on the GPU."""
+    layers: tuple[LayerPolicy, ...]
+    weight_slots: int = Field(default=2, ge=2)
+    """Layer-sized weight buffers on the GPU; one computes while the others load."""
+    staging_slots: int = Field(default=2, ge=1)
+    """Copies out of the GPU that may be under way while compute goes on."""
+    optimizer_home: Literal["host"] = "host"
+    gradient_home: Literal["host"] = "host"
+    predicted: Predicted | None = None
+    certificate: Certificate | None = None
+
+    @classmethod
+    def from_homes(
+        cls, facts: ModelFacts, homes: list[Home] | tuple[Home, ...], *, accumulation: int = 1, weight_slots: int = 2
+    ) -> Policy:
+        """A policy for ``facts`` with the given home of each boundary 0..L and everything else at its default."""
+        return cls(
+            model_digest=facts.digest,
+            micro_batch=facts.micro_batch,
+            accumulation=accumulation,
+            sequence_length=facts.sequence_length,
+            boundaries=tuple(Boundary(index=i, home=home) for i, home in enumerate(homes)),
+            layers=tuple(LayerPolicy(index=i) for i in range(len(facts.layers))),
+            weight_slots=weight_slots,
+        )
+
+    @property
+    def homes(self) -> tuple[Home, ...]:
+        """Home of boundary 0..L."""
+        return tuple(boundary.home for boundary in self.boundaries)
+
+    def count_homes(self) -> dict[str, int]:
+        """How many boundaries have each home."""
+        count = Counter(self.homes)
+        return {home: count[home] for home in ("gpu", "host", "nvme", "recompute")}
+
+    def check(self, facts: ModelFacts) -> None:
+        """Raise ProgramError unless this policy was made for exactly this model and batch shape."""
+        if self.model_digest != facts.digest:
+            raise ProgramError(
+                f"the policy was made for model {self.model_digest} with batch {self.micro_batch} x "
+                f"{self.sequence_length}, not for {facts.digest} with {facts.micro_batch} x {facts.sequence_length}",
+                hint="plan again for this model and batch: lazytrain plan SPEC --out policy.json",
+            )
+        layers = len(facts.layers)
+        if [b.index for b in self.boundaries] != list(range(layers + 1)):
+            raise ProgramError(f"the policy must list boundaries 0..{layers} in order")
+        if [layer.index for layer in self.layers] != list(range(layers)):
+            raise ProgramError(f"the policy must list layers 0..{layers - 1} in order")
+        if self.homes[0] == "recompute" or self.homes[-1] != "gpu":
+            raise ProgramError("boundary 0 cannot be recomputed, and the last boundary is always on the GPU")
+        unknown = [x.index for x in self.layers if x.internals != "none" or x.resident]
+        if unknown:
+            raise ProgramError(
+                f"layers {unknown} keep internals or weights, which this version's executor cannot do",
+                hint="plan with --planner paper, every_layer or megatrain",
+            )
+
+    def to_json(self) -> str:
+        """The policy file's text."""
+        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the policy file."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Policy:
+        """Read a policy file. Raises InputError naming the file and what is wrong with it."""
+        try:
+            policy = cls.model_validate_json(Path(path).read_bytes())
+        except OSError as error:
+            raise InputError(f"cannot read policy {path}: {error.strerror}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise InputError(f"{path} is not a policy: {place}: {first['msg']}") from error
+        if policy.format > SCHEMA:
+            raise InputError(f"{path} has policy schema {policy.format}; this version reads up to {SCHEMA}")
+        return policy

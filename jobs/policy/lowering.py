@@ -1,0 +1,318 @@
+"""From a policy to the step program: first the order of compute, then each transfer as early as memory permits."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..model_facts import ModelFacts
+from .artifact import Home, Policy
+from .program import Buffer, Kind, Op, Program, Stream, Tier, unit_labels
+
+ComputeKind = Literal["forward", "loss", "recompute", "backward"]
+
+NVME_STAGING = 2
+"""Host buffers through which boundaries pass on their way to and from NVMe, in each direction."""
+GRADIENT_STAGING = 2
+"""Host buffers in which gradients wait to be added to those that came before."""
+_LOAD_PHASE = {"forward": "", "loss": "", "recompute": ".r", "backward": ".b"}
+
+
+def lower(policy: Policy, facts: ModelFacts, *, accumulation: int | None = None) -> Program:
+    """The program of one training step. Raises ProgramError for a policy made for other facts.
+
+    ``accumulation`` overrides the policy's number of micro-batches (the last step of an epoch may have fewer).
+    """
+    policy.check(facts)
+    lowering = _Lowering(policy, facts)
+    for micro in range(accumulation or policy.accumulation):
+        lowering.add_micro_batch(micro)
+    return lowering.finish()
+
+
+def lower_forward(facts: ModelFacts, *, weight_slots: int = 2) -> Program:
+    """The program of one forward pass without gradients: what evaluation and generation run."""
+    homes: list[Home] = ["gpu"] * (len(facts.layers) + 1)
+    lowering = _Lowering(Policy.from_homes(facts, homes, weight_slots=weight_slots), facts)
+    lowering.add_forward_only()
+    return lowering.finish()
+
+
+@dataclass(slots=True)
+class _Compute:
+    """A compute operation whose transfers are still being placed."""
+
+    kind: ComputeKind
+    unit: int
+    micro: int
+    id: str
+    after: list[str] = field(default_factory=list)
+    slot: int = -1
+
+
+class _Lowering:
+    def __init__(self, policy: Policy, facts: ModelFacts) -> None:
+        self.policy, self.facts, self.units = policy, facts, facts.units
+        self.labels = unit_labels(tuple(u.kind for u in self.units), tuple(u.name for u in self.units))
+        self.first, self.layers, self.head = len(facts.before), len(facts.layers), len(self.units) - 1
+        by_name = {unit.name: i for i, unit in enumerate(self.units)}
+        self.owner = [by_name.get(unit.shares_weights_with, i) for i, unit in enumerate(self.units)]
+        self.owned = [u for u in range(len(self.units)) if self.owner[u] == u]
+        self.training = False
+        self.computes: list[_Compute] = []
+        self.position: dict[str, int] = {}
+        self.early: dict[int, list[Op]] = defaultdict(list)  # what is issued just before the compute operation there
+        self.placed_at: dict[str, int] = {}
+        self.issued: dict[str, list[str]] = defaultdict(list)  # by kind, where a ring of buffers limits how many
+        self.ring: list[tuple[int, int]] = [(-1, -1)] * policy.weight_slots  # unit held, last position that used it
+        self.buffers: list[Buffer] = []
+
+    # ---- the order of compute
+
+    def add_micro_batch(self, micro: int) -> None:
+        """Forward, loss and backward of one micro-batch."""
+        self.training = True
+        for unit in range(self.head):
+            self._compute("forward", unit, micro)
+        self._compute("loss", self.head, micro)
+        for unit in range(self.head, self.first + self.layers - 1, -1):
+            self._compute("backward", unit, micro)
+        self._add_layers_backward(micro)
+        for unit in range(self.first - 1, -1, -1):
+            self._compute("backward", unit, micro)
+
+    def _add_layers_backward(self, micro: int) -> None:
+        homes = self.policy.homes
+        known_from = self.layers  # boundaries from here on are on the GPU or at their home
+        for layer in range(self.layers - 1, -1, -1):
+            if homes[layer] == "recompute" and layer < known_from:
+                start = max(i for i in range(layer) if homes[i] != "recompute")
+                for inner in range(start, layer):
+                    self._compute("recompute", self.first + inner, micro)
+                known_from = start + 1
+            self._compute("backward", self.first + layer, micro)
+
+    def add_forward_only(self) -> None:
+        """One forward pass whose head gives logits."""
+        for unit in range(len(self.units)):
+            self._compute("forward", unit, 0)
+
+    def _compute(self, kind: ComputeKind, unit: int, micro: int) -> None:
+        compute = _Compute(kind, unit, micro, self._id(kind, unit, micro))
+        self.position[compute.id] = len(self.computes)
+        self.computes.append(compute)
+
+    def _id(self, kind: str, unit: int, micro: int) -> str:
+        return f"{kind}.{self.labels[unit]}@{micro}"
+
+    # ---- transfers
+
+    def finish(self) -> Program:
+        """Place every transfer and buffer around the compute operations."""
+        for position, compute in enumerate(self.computes):
+            self._wait_for_copies_out(compute)
+            self._place_load(position, compute)
+            home = self._home(compute.unit)
+            if home in ("host", "nvme") and self.training:
+                if compute.kind == "forward":
+                    self._place_offload(position, compute, home)
+                elif (
+                    compute.kind == "recompute" or self._id("reload", compute.unit, compute.micro) not in self.placed_at
+                ):
+                    self._place_reload(position, compute, home)
+            if compute.kind == "backward":
+                self._place_gradient(position, compute)
+            self._hold_results(compute)
+        self._place_norms()
+        self._hold_static()
+        return Program((*self._updates(), *self._in_order(), *self._clip()), tuple(self.buffers))
+
+    def _home(self, unit: int) -> Home | None:
+        """Home of a layer's input; None for units that are not layers."""
+        layer = unit - self.first
+        return self.policy.homes[layer] if 0 <= layer < self.layers else None
+
+    def _wait_for_copies_out(self, compute: _Compute) -> None:
+        """At most ``staging_slots`` boundaries and as many gradients are on their way out of the GPU."""
+        for kind in ("offload", "gradient"):
+            if len(self.issued[kind]) >= self.policy.staging_slots:
+                compute.after.append(self.issued[kind][-self.policy.staging_slots])
+
+    def _place_load(self, position: int, compute: _Compute) -> None:
+        unit = self.units[compute.unit]
+        if compute.kind == "backward" and compute.unit == self.head:
+            return  # the loss made the head's gradients; backward only scales them
+        if unit.kind != "layer":
+            load = self._load(compute, freed_at=position - 2)
+            self._hold(f"weights.{load}", "gpu", unit.weight_bytes, load, compute.id)
+            return
+        held = [s for s, (holds, _) in enumerate(self.ring) if holds == compute.unit]
+        compute.slot = held[0] if held else min(range(len(self.ring)), key=lambda s: self.ring[s][1])
+        if not held:
+            self._load(compute, freed_at=self.ring[compute.slot][1])
+        self.ring[compute.slot] = (compute.unit, position)
+
+    def _load(self, compute: _Compute, *, freed_at: int) -> str:
+        """Load weights as soon as the compute operation at ``freed_at`` leaves its buffer."""
+        label = self.labels[compute.unit]
+        after = [f"update.{self.labels[self.owner[compute.unit]]}"] if self.training else []
+        if freed_at >= 0:
+            after.append(self.computes[freed_at].id)
+        name = f"load.{label}{_LOAD_PHASE[compute.kind]}@{compute.micro}"
+        size = self.units[compute.unit].weight_bytes
+        self._issue(
+            max(0, freed_at + 1),
+            Op(name, "load", "h2d", compute.unit, compute.micro, size, tuple(after), compute.slot),
+        )
+        compute.after.append(name)
+        return name
+
+    def _place_offload(self, position: int, compute: _Compute, home: Home) -> None:
+        """Copy a boundary out while the layer that reads it computes; write it on to NVMe if it lives there."""
+        size = self._boundary_bytes(compute.unit)
+        after = [self.computes[position - 1].id]
+        writes = self.issued["write"]
+        if home == "nvme" and len(writes) >= NVME_STAGING:
+            after.append(writes[-NVME_STAGING])
+        offload = self._transfer(position, "offload", "d2h", compute, size, after)
+        if home == "nvme":
+            self._transfer(position, "write", "nvme_write", compute, size, [offload])
+
+    def _place_reload(self, position: int, compute: _Compute, home: Home) -> None:
+        """Bring a boundary back to the GPU as many operations ahead as there are weight slots."""
+        unit, micro, size = compute.unit, compute.micro, self._boundary_bytes(compute.unit)
+        forward = self.position[self._id("forward", unit, micro)]
+        freed_at = max(position - self.policy.weight_slots, forward)
+        stored = self._id("offload", unit, micro)
+        if home == "nvme":
+            stored = self._place_read(compute, size, forward, freed_at)
+        reload = self._transfer(freed_at + 1, "reload", "h2d", compute, size, [stored, self.computes[freed_at].id])
+        compute.after.append(reload)
+        self._hold(f"boundary.{reload}", "gpu", size, reload, self._id("backward", unit, micro))
+        if home == "nvme":
+            self._hold(f"boundary.{stored}", "nvme", size, self._id("write", unit, micro), stored)
+        else:
+            self._hold(f"boundary.{stored}", "host", size, stored, reload)
+
+    def _place_read(self, compute: _Compute, size: int, forward: int, reload_after: int) -> str:
+        """Read into a host staging buffer as soon as one is empty."""
+        loss = self.position[self._id("loss", self.head, compute.micro)]
+        at, after = max(forward, min(reload_after, loss - 1)) + 1, [self._id("write", compute.unit, compute.micro)]
+        if len(self.issued["read"]) >= NVME_STAGING:
+            emptied = self.issued["read"][-NVME_STAGING].replace("read.", "reload.", 1)
+            at = max(at, self.placed_at[emptied])
+            after.append(emptied)
+        return self._transfer(at, "read", "nvme_read", compute, size, after)
+
+    def _place_gradient(self, position: int, compute: _Compute) -> None:
+        """Copy a unit's gradient out; all but the first that a master gets are added to what is there."""
+        owner, size = self.owner[compute.unit], self.units[compute.unit].weight_bytes
+        adds = bool(self.issued[f"into.{owner}"])
+        after = [compute.id]
+        if adds and len(self.issued["accumulate"]) >= GRADIENT_STAGING:
+            after.append(self.issued["accumulate"][-GRADIENT_STAGING])
+        landed = gradient = self._transfer(position + 1, "gradient", "d2h", compute, size, after)
+        made_by = self._id("loss", compute.unit, compute.micro) if compute.unit == self.head else compute.id
+        self._hold(gradient, "gpu", size, made_by, gradient)
+        if adds:
+            landed = self._transfer(position + 1, "accumulate", "cpu", compute, size, [gradient])
+        self.issued[f"into.{owner}"].append(landed)
+
+    def _place_norms(self) -> None:
+        """Sum the squares of each master's gradient right after its last contribution has landed."""
+        if not self.training:
+            return
+        for owner in sorted(self.owned, key=lambda u: self.placed_at[self.issued[f"into.{u}"][-1]]):
+            landed = self.issued[f"into.{owner}"][-1]
+            size = self.units[owner].weight_bytes
+            norm = Op(f"norm.{self.labels[owner]}", "norm", "cpu", owner, self.computes[-1].micro, size, (landed,))
+            self._issue(self.placed_at[landed], norm)
+
+    def _transfer(self, at: int, kind: Kind, stream: Stream, compute: _Compute, size: int, after: list[str]) -> str:
+        name = self._id(kind, compute.unit, compute.micro)
+        self._issue(at, Op(name, kind, stream, compute.unit, compute.micro, size, tuple(after)))
+        return name
+
+    def _issue(self, at: int, op: Op) -> None:
+        self.early[at].append(op)
+        self.placed_at[op.id] = at
+        self.issued[op.kind].append(op.id)
+
+    def _boundary_bytes(self, unit: int) -> int:
+        return self.facts.boundary_bytes[unit - self.first]
+
+    # ---- memory
+
+    def _hold_results(self, compute: _Compute) -> None:
+        unit, micro = compute.unit, compute.micro
+        if compute.kind == "forward" and unit < self.head:
+            self._hold_output(compute)
+        elif compute.kind == "recompute":
+            backward = self._id("backward", unit + 1, micro)
+            self._hold(f"output.{compute.id}", "gpu", self.units[unit].output_bytes, compute.id, backward)
+        elif compute.kind == "loss" or (compute.kind == "backward" and self.first <= unit < self.head):
+            size = self._boundary_bytes(unit) if unit < self.first + self.layers else self.units[unit - 1].output_bytes
+            reader = self._id("backward", unit - 1 if unit > self.first else 0, micro)
+            self._hold(f"gradient_out.{compute.id}", "gpu", size, compute.id, reader if self.first else compute.id)
+
+    def _hold_output(self, compute: _Compute) -> None:
+        """An output lives until the next unit has read it and, where it stays on the GPU, run backward from it."""
+        unit, micro, size = compute.unit, compute.micro, self.units[compute.unit].output_bytes
+        if unit < self.first:
+            self._hold(f"output.{compute.id}", "gpu", size, compute.id, self._id("forward", self.first, micro))
+            if unit < self.first - 1:
+                return
+            size = self._boundary_bytes(self.first)  # the model adds the embeddings up to boundary 0
+        reader = unit + 1
+        released = [self._id("loss" if self.training and reader == self.head else "forward", reader, micro)]
+        home = self._home(reader) or "gpu"
+        if self.training and home == "gpu":
+            released = [self._id("backward", reader, micro)]
+        elif self.training and home != "recompute":
+            released.append(self._id("offload", reader, micro))
+        self._hold(f"boundary.{compute.id}", "gpu", size, compute.id, *released)
+
+    def _hold_static(self) -> None:
+        for slot in range(self.policy.weight_slots):
+            self._hold(f"slot.{slot}", "gpu", max(layer.weight_bytes for layer in self.facts.layers))
+        self._hold("side", "gpu", self.facts.side_bytes)
+        moved: dict[str, int] = {
+            op.kind: op.bytes for ops in self.early.values() for op in sorted(ops, key=lambda op: op.bytes)
+        }
+        for kind, count in (("write", NVME_STAGING), ("read", NVME_STAGING), ("accumulate", GRADIENT_STAGING)):
+            for slot in range(count if kind in moved else 0):
+                self._hold(f"{kind}_staging.{slot}", "host", moved[kind])
+
+    def _hold(self, name: str, tier: Tier, size: int, acquired_by: str = "", *released_by: str) -> None:
+        if size:
+            self.buffers.append(Buffer(name, tier, size, acquired_by, released_by))
+
+    # ---- the list
+
+    def _updates(self) -> list[Op]:
+        """Apply the gradients of the step before, in the order in which the forward pass needs the weights."""
+        if not self.training:
+            return []
+        return [
+            Op(f"update.{self.labels[u]}", "update", "cpu", u, bytes=self.units[u].weight_bytes) for u in self.owned
+        ]
+
+    def _in_order(self) -> list[Op]:
+        ops: list[Op] = []
+        for position, c in enumerate(self.computes):
+            ops += self.early[position]
+            workspace = self._workspace(c)
+            ops.append(Op(c.id, c.kind, "compute", c.unit, c.micro, 0, tuple(c.after), c.slot, workspace))
+        return ops + self.early[len(self.computes)]
+
+    def _clip(self) -> list[Op]:
+        """The clip factor needs every norm; the next step's updates need it."""
+        norms = tuple(self.issued["norm"])
+        return [Op("clip", "clip", "cpu", -1, self.computes[-1].micro, after=norms)] if self.training else []
+
+    def _workspace(self, compute: _Compute) -> int:
+        unit = self.units[compute.unit]
+        if compute.unit == self.head and self.training:
+            return unit.backward_workspace_bytes if compute.kind == "loss" else 0
+        return unit.backward_workspace_bytes if compute.kind == "backward" else unit.forward_workspace_bytes

@@ -1,0 +1,136 @@
+"""The step program: the ordered operations of one optimizer step, and the memory they hold.
+
+Operations stand in the order in which they are issued. Each runs on one stream; a stream runs its operations in that
+order, and an operation starts when its stream is free and everything in ``after`` has ended. So the list is all that
+the executor needs to run a step, the simulator to price it and the dashboard to draw it.
+
+Example (4 layers, two weight slots, boundary 1 on the host, 2 recomputed, 3 on the GPU; micro-batch 0):
+
+    cpu       update.0 ...  (the gradients of the step before, in forward order)        norm.3 ... norm.0  clip
+    h2d       load.0 load.1 load.2 load.3 load.1.r   | reload.1    load.2.b     load.0.b
+    compute   forward.0 forward.1 ... forward.3 loss | backward.3  recompute.1  backward.2 backward.1 backward.0
+    d2h                 offload.1                    |             gradient.3   ...        gradient.1 gradient.0
+
+Layer 3 is not loaded again for its backward: its slot still holds it. Nor is layer 1, after its recompute.
+
+Memory is part of the program: a `Buffer` says which operation acquires it and which release it. An operation that needs
+room waits, through ``after``, for the one that frees it, so the peak holds whatever the speed of any link.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Kind = Literal[
+    "update", "load", "forward", "offload", "write", "loss", "read", "reload",
+    "recompute", "backward", "gradient", "accumulate", "norm", "clip",
+]  # fmt: skip
+Stream = Literal["compute", "h2d", "d2h", "nvme_read", "nvme_write", "cpu"]
+Tier = Literal["gpu", "host", "nvme"]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation of the step."""
+
+    id: str
+    kind: Kind
+    stream: Stream
+    unit: int
+    """Index into ``facts.units``; -1 for operations of the whole model."""
+    micro: int = 0
+    bytes: int = 0
+    """Bytes that cross the stream's link; for ``update`` and ``norm``, bytes of the gradient they read."""
+    after: tuple[str, ...] = ()
+    slot: int = -1
+    """Ring slot that a layer's weights are in; -1 for units with a buffer of their own."""
+    workspace_bytes: int = 0
+    """GPU memory a compute operation needs while it runs, beyond every `Buffer`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory held from the start of ``acquired_by`` ("" = the start of the step) until all of ``released_by`` ended."""
+
+    name: str
+    tier: Tier
+    bytes: int
+    acquired_by: str = ""
+    released_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """The operations of one step and the memory they use."""
+
+    ops: tuple[Op, ...]
+    buffers: tuple[Buffer, ...]
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of each operation."""
+        return {op.id: i for i, op in enumerate(self.ops)}
+
+    @cached_property
+    def ancestors(self) -> tuple[int, ...]:
+        """For each operation, the bit set of the positions of all that must have ended before it starts."""
+        sets: list[int] = []
+        last: dict[str, int] = {}
+        for i, op in enumerate(self.ops):
+            before = [self.index[name] for name in op.after]
+            if op.stream in last:
+                before.append(last[op.stream])
+            bits = 0
+            for j in before:
+                bits |= sets[j] | (1 << j)
+            sets.append(bits)
+            last[op.stream] = i
+        return tuple(sets)
+
+    def bytes_by_stream(self) -> dict[str, int]:
+        """Bytes each link moves in one step."""
+        total: dict[str, int] = defaultdict(int)
+        for op in self.ops:
+            if op.stream not in ("compute", "cpu"):
+                total[op.stream] += op.bytes
+        return dict(total)
+
+    def peak_bytes(self, tier: Tier) -> int:
+        """Upper bound of the tier's use at any moment, for any durations of the operations.
+
+        A buffer counts against a compute operation unless the dependencies force it to be gone before that operation
+        starts, or to be acquired only after it ends.
+        """
+        held = [self._interval(buffer) for buffer in self.buffers if buffer.tier == tier and buffer.bytes]
+        peak = 0
+        for i, op in enumerate(self.ops):
+            if op.stream != "compute":
+                continue
+            before = self.ancestors[i]
+            used = op.workspace_bytes if tier == "gpu" else 0
+            for size, acquired, released in held:
+                gone = released and (released & before) == released
+                later = acquired >= 0 and (self.ancestors[acquired] >> i) & 1
+                if not gone and not later:
+                    used += size
+            peak = max(peak, used)
+        return peak
+
+    def _interval(self, buffer: Buffer) -> tuple[int, int, int]:
+        acquired = self.index[buffer.acquired_by] if buffer.acquired_by else -1
+        released = 0
+        for name in buffer.released_by:
+            released |= 1 << self.index[name]
+        return buffer.bytes, acquired, released
+
+
+def unit_labels(kinds: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Short name of each unit: the number of a layer, the last part of the path of any other."""
+    layers = iter(range(len(kinds)))
+    return tuple(
+        str(next(layers)) if kind == "layer" else name.rsplit(".", 1)[-1]
+        for kind, name in zip(kinds, names, strict=True)
+    )

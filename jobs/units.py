@@ -1,0 +1,41 @@
+"""Quantities people write, as values: ``"96GiB"`` is bytes and ``"24h"`` is seconds, once, at the door."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, ByteSize, TypeAdapter, ValidationError
+
+from .errors import InputError
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*")
+_BYTES: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of ``"96GiB"`` (binary), ``"70GB"`` (decimal) or a plain number. Raises InputError."""
+    try:
+        return int(_BYTES.validate_python(text))
+    except ValidationError as error:
+        raise InputError(f"{text!r} is not an amount of memory", hint="write for example 70GB or 96GiB") from error
+
+
+def format_bytes(size: float) -> str:
+    """``1536`` becomes ``"1.5KiB"``."""
+    return ByteSize(int(size)).human_readable()
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds of ``"90s"``, ``"15m"``, ``"24h"``, ``"2d"`` or a plain number of seconds. Raises ValueError."""
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        return float(text)
+    match = _DURATION.fullmatch(str(text))
+    if match is None:
+        raise ValueError("a duration is a number and a unit, for example 90s, 15m, 24h or 2d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+"""A pydantic field of seconds that accepts ``"24h"``."""
