@@ -19,6 +19,11 @@ class Segment:
     offset: int
     numel: int
 
+    @property
+    def end(self) -> int:
+        """Where the next parameter starts: after this one and its padding."""
+        return self.offset + -(-self.numel // ALIGNMENT) * ALIGNMENT
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -32,7 +37,6 @@ class Layout:
         """Lay the parameters out in the given order, each at the next aligned offset."""
         segments, offset = [], 0
         for name, shape in shapes.items():
-            numel = math.prod(shape)
-            segments.append(Segment(name, tuple(shape), offset, numel))
-            offset += -(-numel // ALIGNMENT) * ALIGNMENT
+            segments.append(Segment(name, tuple(shape), offset, math.prod(shape)))
+            offset = segments[-1].end
         return cls(tuple(segments), offset)

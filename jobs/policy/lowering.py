@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal
@@ -277,11 +278,11 @@ class _Lowering:
         for slot in range(self.policy.weight_slots):
             self._hold(f"slot.{slot}", "gpu", max(layer.weight_bytes for layer in self.facts.layers))
         self._hold("side", "gpu", self.facts.side_bytes)
-        moved: dict[str, int] = {
-            op.kind: op.bytes for ops in self.early.values() for op in sorted(ops, key=lambda op: op.bytes)
-        }
+        moved: dict[str, int] = defaultdict(int)
+        for op in itertools.chain.from_iterable(self.early.values()):
+            moved[op.kind] = max(moved[op.kind], op.bytes)
         for kind, count in (("write", NVME_STAGING), ("read", NVME_STAGING), ("accumulate", GRADIENT_STAGING)):
-            for slot in range(count if kind in moved else 0):
+            for slot in range(count):
                 self._hold(f"{kind}_staging.{slot}", "host", moved[kind])
 
     def _hold(self, name: str, tier: Tier, size: int, acquired_by: str = "", *released_by: str) -> None:

@@ -1,0 +1,181 @@
+"""What a device is to the engine: streams that run work in order, events that mark its end, and counted memory."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from ...timeline import Span
+
+Work = Callable[[], None]
+
+
+class Event:
+    """Marks the end of one piece of work. Waiting for it raises what the work raised."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+
+    def wait(self) -> None:
+        """Block the calling thread until the work has ended."""
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Declare the work ended, well or with an error."""
+        self._error = error
+        self._ended.set()
+
+    @classmethod
+    def ended(cls) -> Event:
+        """An event of work that is already done."""
+        event = cls()
+        event.end()
+        return event
+
+
+class Recorder:
+    """Collects the spans of a step from all streams while it is switched on."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.spans: list[Span] = []
+        self._zero = 0.0
+
+    def start(self) -> None:
+        """Begin a new step at time zero."""
+        self.spans, self._zero = [], time.perf_counter()
+
+    def add(self, op: str, stream: str, start: float, nbytes: int) -> None:
+        """Record an operation that began at perf_counter time ``start`` and ends now."""
+        if self.on:
+            self.spans.append(Span(op, stream, start - self._zero, time.perf_counter() - self._zero, nbytes))
+
+
+class Stream(ABC):
+    """Runs pieces of work one after the other, in the order in which they were given."""
+
+    @abstractmethod
+    def submit(self, name: str, work: Work, after: Sequence[Event], nbytes: int = 0) -> Event:
+        """Run ``work`` once everything in ``after`` has ended; ``nbytes`` is what it moves over the stream's link."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop taking work; return when what was given has ended."""
+
+
+class InlineStream(Stream):
+    """Runs each piece of work at once, in the caller's thread."""
+
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        self.name, self._recorder = name, recorder
+
+    def submit(self, name: str, work: Work, after: Sequence[Event], nbytes: int = 0) -> Event:
+        for event in after:
+            event.wait()
+        start = time.perf_counter()
+        work()
+        self._recorder.add(name, self.name, start, nbytes)
+        return Event.ended()
+
+    def close(self) -> None:
+        pass  # nothing is ever waiting
+
+
+class ThreadStream(Stream):
+    """Runs work on a thread of its own, no faster than ``bytes_per_s`` (None: as fast as it goes)."""
+
+    def __init__(self, name: str, recorder: Recorder, bytes_per_s: float | None = None) -> None:
+        self.name, self.bytes_per_s, self._recorder = name, bytes_per_s, recorder
+        self._queue: queue.SimpleQueue[tuple[str, Work, Sequence[Event], int, Event] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"lazytrain-{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, name: str, work: Work, after: Sequence[Event], nbytes: int = 0) -> Event:
+        event = Event()
+        self._queue.put((name, work, tuple(after), nbytes, event))
+        return event
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)  # the cores belong to the compute thread
+        while (item := self._queue.get()) is not None:
+            name, work, after, nbytes, event = item
+            try:
+                for earlier in after:
+                    earlier.wait()
+                self._do(name, work, nbytes)
+            except BaseException as error:  # handed to whoever waits for the event
+                event.end(error)
+            else:
+                event.end()
+            del item, work, after  # they hold tensors, which must be freed now and not when the next work comes
+
+    def _do(self, name: str, work: Work, nbytes: int) -> None:
+        start = time.perf_counter()
+        work()
+        if self.bytes_per_s is not None:
+            left = start + nbytes / self.bytes_per_s - time.perf_counter()
+            if left > 0:
+                time.sleep(left)  # the link is busy for as long as a real one of this bandwidth
+        self._recorder.add(name, self.name, start, nbytes)
+
+
+class Device(ABC):
+    """A device that the engine computes on, with the links between it, the host and NVMe."""
+
+    torch_device: torch.device
+    streams: Mapping[str, Stream]
+    """``h2d``, ``d2h``, ``nvme_read``, ``nvme_write`` and ``cpu``."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+
+    @abstractmethod
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised flat device memory. Raises OutOfMemory."""
+
+    @abstractmethod
+    def host_empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised flat host memory that the links reach directly."""
+
+    @abstractmethod
+    def counting(self) -> AbstractContextManager[object]:
+        """While entered, what the calling thread allocates counts as device memory."""
+
+    @abstractmethod
+    def compute_waits(self, event: Event) -> None:
+        """Make later compute of the calling thread wait for ``event``."""
+
+    @abstractmethod
+    def compute_event(self) -> Event:
+        """An event that ends when all compute given so far has ended."""
+
+    @abstractmethod
+    def lend(self, tensor: torch.Tensor, stream: str) -> None:
+        """Keep the memory of ``tensor`` from being used again before what ``stream`` was given so far has ended."""
+
+    @property
+    @abstractmethod
+    def peak_bytes(self) -> int:
+        """Most device memory in use at once since `reset_peak`."""
+
+    @abstractmethod
+    def reset_peak(self) -> None:
+        """Start measuring the peak anew."""
+
+    def close(self) -> None:
+        """End all streams."""
+        for stream in self.streams.values():
+            stream.close()

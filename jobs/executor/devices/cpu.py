@@ -1,0 +1,88 @@
+"""The CPU as a device (`Cpu`: everything in line), and as a stand-in for a GPU (`EmulatedDevice`)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from ...memory import StorageTracker
+from .base import Device, Event, InlineStream, Stream, ThreadStream
+
+STREAM_NAMES = ("h2d", "d2h", "nvme_read", "nvme_write", "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emulated:
+    """A GPU to emulate on the CPU: its memory in bytes, its links in bytes per second (None: as fast as it goes)."""
+
+    memory_bytes: int
+    h2d_bytes_s: float | None = None
+    d2h_bytes_s: float | None = None
+    nvme_read_bytes_s: float | None = None
+    nvme_write_bytes_s: float | None = None
+
+
+class CpuDevice(Device):
+    """Plain CPU memory without a budget; transfers happen in line. Simple and deterministic."""
+
+    torch_device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tracker = StorageTracker()
+        self.streams: dict[str, Stream] = {name: InlineStream(name, self.recorder) for name in STREAM_NAMES}
+
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.empty(numel, dtype=dtype)
+        self._tracker.watch(tensor)
+        return tensor
+
+    def host_empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        with _disable_current_modes():  # host memory is not the device's
+            return torch.empty(numel, dtype=dtype)
+
+    def counting(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._tracker in _get_current_dispatch_mode_stack() else self._tracker
+
+    def compute_waits(self, event: Event) -> None:
+        event.wait()
+
+    def compute_event(self) -> Event:
+        return Event.ended()
+
+    def lend(self, tensor: torch.Tensor, stream: str) -> None:
+        pass  # whoever uses a tensor holds a reference to it
+
+    @property
+    def peak_bytes(self) -> int:
+        return self._tracker.peak_bytes
+
+    def reset_peak(self) -> None:
+        self._tracker.reset_peak()
+
+
+class EmulatedDevice(CpuDevice):
+    """The CPU with a GPU's memory budget and with links as threads, throttled to its bandwidths.
+
+    It runs the same engine as a real GPU, so overlap, peaks and out-of-memory can be seen on any machine; results are
+    bit-equal to plain CPU execution.
+    """
+
+    def __init__(self, gpu: Emulated) -> None:
+        super().__init__()
+        self._tracker = StorageTracker(gpu.memory_bytes)
+        threads = torch.get_num_threads()
+        rates = {
+            "h2d": gpu.h2d_bytes_s,
+            "d2h": gpu.d2h_bytes_s,
+            "nvme_read": gpu.nvme_read_bytes_s,
+            "nvme_write": gpu.nvme_write_bytes_s,
+            "cpu": None,
+        }
+        self.streams = {name: ThreadStream(name, self.recorder, rate) for name, rate in rates.items()}
+        for stream in self.streams.values():  # each has started and taken one thread ...
+            stream.submit("start", lambda: None, ()).wait()
+        torch.set_num_threads(threads)  # ... which some BLAS libraries apply to the whole process

@@ -1,0 +1,121 @@
+"""Where boundaries wait between forward and backward: on the GPU, on the host, or on NVMe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ...policy import Program
+from ..devices import Device
+from .nvme import NvmeFile
+
+Key = tuple[int, int]
+"""Unit that reads the boundary, and micro-batch."""
+Copy = tuple[Callable[[], None], int]
+"""The copy itself, and the bytes it moves."""
+
+
+class ActivationStore:
+    """Keeps boundaries of one step. Methods that move data return a `Copy`, to be run on the stream it belongs to."""
+
+    def __init__(self, program: Program, device: Device, nvme_directory: Path) -> None:
+        self._device = device
+        self._on_gpu: dict[Key, torch.Tensor] = {}
+        self._like: dict[Key, torch.Tensor] = {}  # shape and dtype of boundaries that left the GPU
+        self._host: dict[Key, torch.Tensor] = {}
+        written = [op for op in program.ops if op.kind == "write"]
+        self._offset = {(op.unit, op.micro): i * op.bytes for i, op in enumerate(written)}
+        self._file = NvmeFile(nvme_directory, sum(op.bytes for op in written)) if written else None
+        capacity = {(op.unit, op.micro): op.bytes for op in program.ops if op.kind == "offload"}
+        self._host_buffers = self._allocate(program, capacity)
+        self._turn: Counter[str] = Counter()
+
+    def _allocate(self, program: Program, capacity: dict[Key, int]) -> dict[object, torch.Tensor]:
+        """One host buffer per boundary that lives there, and a ring for each direction of those on NVMe."""
+        sizes: dict[object, int] = {key: size for key, size in capacity.items() if key not in self._offset}
+        for buffer in program.buffers:
+            kind, _, slot = buffer.name.partition("_staging.")
+            if kind in ("write", "read"):
+                sizes[kind, int(slot)] = buffer.bytes
+        return {key: self._device.host_empty(size, torch.uint8) for key, size in sizes.items()}
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory held for boundaries."""
+        return sum(buffer.numel() for buffer in self._host_buffers.values())
+
+    def put(self, key: Key, boundary: torch.Tensor) -> None:
+        """Keep a boundary on the GPU."""
+        self._on_gpu[key] = boundary
+
+    def get(self, key: Key) -> torch.Tensor:
+        """The boundary, which must be on the GPU."""
+        return self._on_gpu[key]
+
+    def drop(self, key: Key) -> None:
+        """Forget the GPU's copy, if there is one."""
+        self._on_gpu.pop(key, None)
+
+    def offload(self, key: Key) -> Copy:
+        """Copy the boundary from the GPU to its host or staging buffer; the GPU's copy is given up."""
+        source = self._on_gpu.pop(key)
+        self._device.lend(source, "d2h")
+        self._like[key] = torch.empty_like(source, device="meta")
+        self._host[key] = target = _shaped(self._buffer(key, "write"), source)
+        return (lambda: _copy(target, source)), source.nbytes
+
+    def write(self, key: Key) -> Copy:
+        """Write the staged boundary to NVMe."""
+        file, staged = self._nvme(), self._host.pop(key)
+        return (lambda: file.write(self._offset[key], staged.view(-1))), staged.nbytes
+
+    def read(self, key: Key) -> Copy:
+        """Read the boundary from NVMe into a staging buffer."""
+        file = self._nvme()
+        self._host[key] = staged = _shaped(self._buffer(key, "read"), self._like[key])
+        return (lambda: file.read(self._offset[key], staged.view(-1))), staged.nbytes
+
+    def reload(self, key: Key) -> Copy:
+        """Copy the boundary from the host back to newly taken GPU memory."""
+        source, like = self._host.pop(key), self._like.pop(key)
+        target = _shaped(self._device.empty(like.numel() * like.element_size(), torch.uint8), like)
+        self._device.lend(target, "h2d")
+        self._on_gpu[key] = target
+        return (lambda: _copy(target, source)), source.nbytes
+
+    def clear(self) -> None:
+        """Forget everything that is kept (a step was given up)."""
+        for kept in (self._on_gpu, self._like, self._host):
+            kept.clear()
+        self._turn.clear()
+
+    def close(self) -> None:
+        """Give memory and disk space back."""
+        self.clear()
+        self._host_buffers.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _nvme(self) -> NvmeFile:
+        assert self._file is not None, "only boundaries with a place on NVMe are written and read"
+        return self._file
+
+    def _buffer(self, key: Key, kind: str) -> torch.Tensor:
+        if key not in self._offset:
+            return self._host_buffers[key]
+        slots = sum(1 for name in self._host_buffers if isinstance(name, tuple) and name[0] == kind)
+        slot, self._turn[kind] = self._turn[kind] % slots, self._turn[kind] + 1
+        return self._host_buffers[kind, slot]
+
+
+def _shaped(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The front of a byte buffer, seen with the shape and dtype of ``like``."""
+    return buffer[: like.numel() * like.element_size()].view(like.dtype).view(like.shape)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)
