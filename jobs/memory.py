@@ -30,6 +30,10 @@ class StorageTracker(TorchDispatchMode):
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._lock = threading.RLock()  # a storage may be freed by any thread, even inside `watch`
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in here, and torch's guard for it costs as much as the counting
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

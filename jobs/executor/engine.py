@@ -182,6 +182,7 @@ class Engine:
                 hint="run forward and backward of every micro-batch of the step first",
             )
         self._events["clip"].wait()
+        self._events.clear()
         assert self.optimizer is not None, "a step is only taken with an optimizer"
         total = sum(self._squares[unit] for unit in sorted(self._squares))
         return self.optimizer.clip(total)
@@ -388,6 +389,7 @@ class Engine:
             return None
         boundary: torch.Tensor = call.leaves[call.boundary].detach()
         unit = key[0]
+        self._check_size(unit, boundary)
         if self._home(unit) == "recompute" and boundary.data_ptr() != self._last_output:
             raise ProgramError(
                 f"the model changes what {self.units[unit - 1].name} returns before {self.units[unit].name} reads it, "
@@ -397,6 +399,16 @@ class Engine:
         call.leaves[call.boundary] = None
         self._store.put(key, boundary)
         return boundary
+
+    def _check_size(self, unit: int, boundary: torch.Tensor) -> None:
+        layer = unit - self.first_layer
+        if 0 <= layer < len(self.facts.layers) and boundary.nbytes > self.facts.boundary_bytes[layer]:
+            raise ProgramError(
+                f"the batch has activations of {boundary.nbytes:,} bytes a layer, the policy is for "
+                f"{self.policy.micro_batch} x {self.policy.sequence_length} tokens: "
+                f"{self.facts.boundary_bytes[layer]:,} bytes",
+                hint="use a smaller micro-batch, or plan for the larger one",
+            )
 
     def _home(self, unit: int) -> str:
         layer = unit - self.first_layer

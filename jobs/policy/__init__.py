@@ -1,6 +1,6 @@
 """What a planner decides (`artifact`) and the operations it becomes (`lowering` makes a `program`)."""
 
-from .artifact import Boundary, Certificate, LayerPolicy, Policy, Predicted
+from .artifact import Boundary, Certificate, Home, LayerPolicy, Policy, Predicted
 from .lowering import lower, lower_forward
 from .program import Buffer, Op, Program
 
@@ -8,6 +8,7 @@ __all__ = [
     "Boundary",
     "Buffer",
     "Certificate",
+    "Home",
     "LayerPolicy",
     "Op",
     "Policy",

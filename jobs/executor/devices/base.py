@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -98,6 +99,7 @@ class ThreadStream(Stream):
         self._queue: queue.SimpleQueue[tuple[str, Work, Sequence[Event], int, Event] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"lazytrain-{name}", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a thread that is still alive then would abort the process
 
     def submit(self, name: str, work: Work, after: Sequence[Event], nbytes: int = 0) -> Event:
         event = Event()
@@ -105,6 +107,7 @@ class ThreadStream(Stream):
         return event
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self._queue.put(None)
         self._thread.join()
 
@@ -112,15 +115,15 @@ class ThreadStream(Stream):
         torch.set_num_threads(1)  # the cores belong to the compute thread
         while (item := self._queue.get()) is not None:
             name, work, after, nbytes, event = item
+            failure: BaseException | None = None
             try:
                 for earlier in after:
                     earlier.wait()
                 self._do(name, work, nbytes)
-            except BaseException as error:  # handed to whoever waits for the event
-                event.end(error)
-            else:
-                event.end()
-            del item, work, after  # they hold tensors, which must be freed now and not when the next work comes
+            except BaseException as error:  # raised again where somebody waits for the event
+                failure = error
+            del item, work, after  # they hold tensors, whose memory counts as free once the event has ended
+            event.end(failure)
 
     def _do(self, name: str, work: Work, nbytes: int) -> None:
         start = time.perf_counter()

@@ -1,0 +1,144 @@
+"""Rows of a file, one by one, each with its line: JSON lines, a JSON array, either gzipped, and parquet.
+
+The kind of file is told from its content, not from its name. Nothing is cached, so a changed file is read as it is now.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
+
+from ..errors import DataError
+from .canonical import Refused
+
+_SNIFF = 4096
+_BLANK = b" \t\r\n"
+_OTHER_ENCODINGS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+Row = dict[str, Any] | Refused
+"""A row's keys and values, or why there is none in that line."""
+
+
+def read_rows(path: str | Path) -> Iterator[tuple[int, Row]]:
+    """Yield ``(line, row)``, lines from 1 (for parquet, the row's number).
+
+    A line that is no JSON object comes as Refused. Raises DataError when the file as a whole cannot be read: missing, a
+    folder, neither JSON nor parquet, another encoding than UTF-8, damaged.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            yield from _rows(file, path)
+    except FileNotFoundError as error:
+        hint = "relative paths in a job file start at the folder of the job file"
+        raise DataError(f"{path}: no such data file", hint=hint) from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path}: is a folder", hint="name the files in it one by one") from error
+    except (EOFError, zlib.error, OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: damaged or unreadable: {error}") from error
+
+
+def _rows(file: BinaryIO, path: Path) -> Iterator[tuple[int, Row]]:
+    if file.read(4) == b"PAR1":
+        yield from _parquet(path)
+        return
+    with _plain(file) as text:
+        start = text.read(_SNIFF)
+        _check_encoding(start, path)
+        text.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
+        if start.removeprefix(codecs.BOM_UTF8).lstrip(_BLANK).startswith(b"["):
+            yield from _array(text.read(), path)
+        else:
+            yield from _lines(text)
+
+
+@contextmanager
+def _plain(file: BinaryIO) -> Iterator[BinaryIO]:
+    """The content without gzip, from its start."""
+    file.seek(0)
+    zipped = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    if not zipped:
+        yield file
+        return
+    with gzip.GzipFile(fileobj=file) as content:
+        yield cast(BinaryIO, content)
+
+
+def _check_encoding(start: bytes, path: Path) -> None:
+    for mark, name in _OTHER_ENCODINGS.items():
+        if start.startswith(mark):
+            raise DataError(f"{path}: the encoding is {name}", hint="save the file as UTF-8")
+    if b"\0" in start:
+        raise DataError(f"{path}: binary, neither JSON in UTF-8 nor parquet")
+
+
+def _lines(text: BinaryIO) -> Iterator[tuple[int, Row]]:
+    """Lines end at byte 0x0A only: U+2028 and its like are part of a string."""
+    for number, line in enumerate(text, start=1):
+        if line.strip(_BLANK):
+            yield number, _object(line)
+
+
+def _object(line: bytes) -> Row:
+    try:
+        value = json.loads(line.decode())
+    except UnicodeDecodeError:
+        return Refused("not UTF-8")
+    except (ValueError, RecursionError):
+        return Refused("not valid JSON")
+    return _as_row(value)
+
+
+def _as_row(value: Any) -> Row:
+    return value if isinstance(value, dict) else Refused("not a JSON object")
+
+
+def _array(content: bytes, path: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}:{line}: not UTF-8", hint="save the file as UTF-8") from error
+    decoder, at, line, counted = json.JSONDecoder(), text.index("[") + 1, 1, 0
+    while True:
+        at = _skip(text, at, ", \t\r\n")
+        line, counted = line + text.count("\n", counted, at), at
+        if text.startswith("]", at):
+            if text[at + 1 :].strip():
+                raise DataError(f"{path}:{line}: there is more after the array")
+            return
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}:{line}: not valid JSON from here on: {error}") from error
+        yield line, _as_row(value)
+
+
+def _skip(text: str, at: int, characters: str) -> int:
+    while at < len(text) and text[at] in characters:
+        at += 1
+    return at
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Row]]:
+    number = 0
+    with pyarrow.parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield number, _as_row(row)

@@ -1,0 +1,216 @@
+"""The optimizer people name: AdamW with 8-bit states and an exact fp32 master at 6 bytes a parameter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError, InputError
+from ..layout import Layout
+from .clipping import Clip, clip, squares
+from .split import split
+from .unit import UnitOptimizer
+
+log = logging.getLogger(__name__)
+
+
+class HybridAdamW(torch.optim.Optimizer):
+    """AdamW whose states take 2.03 bytes a parameter (8-bit m and sqrt(v) in blocks) and whose weights are exact fp32.
+
+    Tensors of fewer than ``min_8bit_size`` elements, norms and biases (one dimension) keep fp32 states;
+    ``state_bits=32`` keeps them for all, and is then ``torch.optim.AdamW``.
+
+    Two ways of use:
+
+    - ``HybridAdamW(params, lr=...)``: a ``torch.optim.Optimizer`` for plain fp32 or bf16 parameters on the CPU. A bf16
+      parameter is the high half of its own fp32 master. Parameter groups mean what they mean in torch: a group's
+      ``weight_decay`` applies to each of its tensors.
+    - ``HybridAdamW(lr=...)``: for the executor, which asks for a ``unit`` per layer and drives it. Weight decay then
+      applies to tensors of two or more dimensions only: not to norms and biases.
+
+    ``max_grad_norm`` clips by the global norm over all parameters inside ``step()``; gradients keep their values. A
+    step with a non-finite gradient changes nothing at all and is reported in ``last_clip``.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any] | None = None,
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = None,
+        state_bits: int = 8,
+        block_size: int = 256,
+        min_8bit_size: int = 4096,
+        master: str = "split",
+    ) -> None:
+        _check_numbers(lr, betas, eps, weight_decay, max_grad_norm)
+        _check_formats(state_bits, block_size, master)
+        self.max_grad_norm = max_grad_norm
+        self.state_bits = state_bits
+        self.block_size = block_size
+        self.min_8bit_size = min_8bit_size
+        self.last_clip: Clip | None = None
+        self._units: dict[torch.Tensor, UnitOptimizer] = {}
+        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        super().__init__([{"params": []}] if params is None else params, defaults)
+
+    @property
+    def lr(self) -> float:
+        """Learning rate (of the first group); setting it sets every group's."""
+        return float(self.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = value
+
+    def unit(self, layout: Layout, weights: torch.Tensor, dtype: torch.dtype) -> UnitOptimizer:
+        """Master and zero states for one unit.
+
+        ``weights`` is flat fp32 of ``layout.numel`` elements and is copied; ``dtype``, bfloat16 or float32, is what is
+        streamed.
+        """
+        if weights.dtype != torch.float32 or weights.shape != (layout.numel,):
+            raise ValueError(f"weights must be flat float32 of {layout.numel:,} elements")
+        if not _splits(dtype):
+            return self._build(layout, weights.clone(), None, decay_all=False)
+        streamed = torch.empty(layout.numel, dtype=torch.bfloat16)
+        low = torch.empty(layout.numel, dtype=torch.int16)
+        split(weights.contiguous(), streamed, low)
+        return self._build(layout, streamed, low, decay_all=False)
+
+    def squares(self, gradient: torch.Tensor) -> float:
+        """Sum of squares of a gradient, accumulated in fp64."""
+        return squares(gradient)
+
+    def clip(self, sum_of_squares: float) -> Clip:
+        """Norm and factor for gradients with this sum of squares, as in ``torch.nn.utils.clip_grad_norm_``."""
+        return clip(sum_of_squares, self.max_grad_norm)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step on every parameter that has a gradient; returns the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        pairs = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.last_clip = self.clip(sum(self.squares(p.grad) for p, _ in pairs))
+        if not self.last_clip.finite:
+            log.warning("a gradient is not finite: step skipped, weights and states unchanged")
+            return loss
+        for parameter, group in pairs:
+            self._step_parameter(parameter, group, self.last_clip.scale)
+        return loss
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what ``state_dict()`` gave; every state keeps its dtype and its bits.
+
+        Torch's own loader would cast states to the parameter's dtype. Raises CheckpointError when a state does not
+        belong to its parameter or was saved with another block size.
+        """
+        saved_ids = list(chain.from_iterable(group["params"] for group in state_dict["param_groups"]))
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        parameters = list(chain.from_iterable(group["params"] for group in self.param_groups))
+        for saved_id, parameter in zip(saved_ids, parameters, strict=True):
+            saved = state_dict["state"].get(saved_id)
+            if saved is None:
+                continue
+            if "step" not in saved:
+                raise CheckpointError(f"optimizer state {saved_id} has no step", hint="another optimizer saved it")
+            self.state[parameter] = dict(saved)
+            self._unit_of(parameter)
+
+    def __getstate__(self) -> dict[str, Any]:
+        settings = ("max_grad_norm", "state_bits", "block_size", "min_8bit_size", "last_clip")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in settings}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._units = {}
+
+    def _step_parameter(self, parameter: torch.Tensor, group: Mapping[str, Any], scale: float) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        unit, state = self._unit_of(parameter), self.state[parameter]
+        state["step"] += 1
+        unit.apply(gradient.reshape(-1), step=state["step"], scale=scale, options=group)
+        if not parameter.is_contiguous():
+            parameter.copy_(unit.streamed.view(parameter.shape))
+
+    def _unit_of(self, parameter: torch.Tensor) -> UnitOptimizer:
+        """The parameter's unit, over the storage that the parameter has now."""
+        if parameter not in self._units:
+            self._units[parameter] = self._adopt(parameter)
+        unit = self._units[parameter]
+        if unit.streamed.data_ptr() != parameter.data_ptr():
+            unit.streamed = parameter.detach().reshape(-1)
+        return unit
+
+    def _adopt(self, parameter: torch.Tensor) -> UnitOptimizer:
+        """A unit for one parameter, with zero states or, after a load or unpickling, with those in ``state``."""
+        layout = Layout(Layout.of({"parameter": tuple(parameter.shape)}).segments, parameter.numel())
+        low = torch.zeros(parameter.numel(), dtype=torch.int16) if _splits(parameter.dtype) else None
+        unit = self._build(layout, parameter.detach().reshape(-1), low, decay_all=True)
+        saved = self.state[parameter]
+        if saved:
+            unit.load_state({name: value for name, value in saved.items() if name != "step"})
+        self.state[parameter] = {"step": int(saved.get("step", 0)), **unit.state_beside_streamed()}
+        return unit
+
+    def _build(
+        self, layout: Layout, streamed: torch.Tensor, low: torch.Tensor | None, *, decay_all: bool
+    ) -> UnitOptimizer:
+        return UnitOptimizer(
+            layout,
+            streamed,
+            low,
+            lambda: self.param_groups[0],
+            state_bits=self.state_bits,
+            block_size=self.block_size,
+            min_8bit_size=self.min_8bit_size,
+            decay_all=decay_all,
+        )
+
+
+def _splits(dtype: torch.dtype) -> bool:
+    """Whether weights of ``dtype`` are the high half of a split master (bf16) or the master itself (fp32)."""
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise InputError(
+            f"HybridAdamW does not train {dtype} weights",
+            hint="use bfloat16, whose exact master is kept beside it, or float32",
+        )
+    return dtype == torch.bfloat16
+
+
+def _check_numbers(
+    lr: float, betas: tuple[float, float], eps: float, weight_decay: float, max_grad_norm: float | None
+) -> None:
+    wrong = {
+        "lr": (lr, lr >= 0, "0 or more"),
+        "betas": (betas, all(0 <= beta < 1 for beta in betas), "in [0, 1)"),
+        "eps": (eps, eps >= 0, "0 or more"),
+        "weight_decay": (weight_decay, weight_decay >= 0, "0 or more"),
+        "max_grad_norm": (max_grad_norm, max_grad_norm is None or max_grad_norm > 0, "above 0, or None not to clip"),
+    }
+    for name, (value, right, want) in wrong.items():
+        if not right:
+            raise InputError(f"optimizer {name} is {value}", hint=f"it must be {want}")
+
+
+def _check_formats(state_bits: int, block_size: int, master: str) -> None:
+    if state_bits not in (8, 32):
+        raise InputError(f"optimizer state_bits is {state_bits}", hint="use 8 or 32")
+    if block_size < 1:
+        raise InputError(f"optimizer block_size is {block_size}", hint="use 256")
+    if master != "split":
+        raise InputError(
+            f"unknown optimizer master {master!r}", hint="use 'split', the exact fp32 master in two halves"
+        )

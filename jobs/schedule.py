@@ -1,0 +1,21 @@
+"""The learning rate as a pure function of the step, so that a resumed run cannot have another one."""
+
+from __future__ import annotations
+
+import math
+
+from .spec import Train
+
+
+def learning_rate(section: Train, step: int, total_steps: int) -> float:
+    """Learning rate of optimizer step ``step`` (from 1 to ``total_steps``): linear warm-up, then the schedule."""
+    warmup = section.warmup_steps(total_steps)
+    if step <= warmup:
+        return section.learning_rate * step / warmup
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    factor = {
+        "constant": 1.0,
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+    }[section.schedule]
+    return section.learning_rate * factor

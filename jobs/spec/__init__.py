@@ -1,0 +1,35 @@
+"""The job file people write: strict YAML in, checked values out."""
+
+from .load import load_spec
+from .sections import (
+    Data,
+    Evaluate,
+    JobSpec,
+    Model,
+    Optimizer,
+    Output,
+    Plan,
+    Queue,
+    Resources,
+    Section,
+    Source,
+    Split,
+    Train,
+)
+
+__all__ = [
+    "Data",
+    "Evaluate",
+    "JobSpec",
+    "Model",
+    "Optimizer",
+    "Output",
+    "Plan",
+    "Queue",
+    "Resources",
+    "Section",
+    "Source",
+    "Split",
+    "Train",
+    "load_spec",
+]

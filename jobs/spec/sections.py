@@ -1,0 +1,246 @@
+"""The job file as values. The sentence under a field is its documentation; its default is what an absent key means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ..units import Duration
+from .types import AutoBytes, AutoCount, Count, Name, Share, Text
+
+
+class Section(BaseModel):
+    """Strict with people: an unknown key, a number written as text or a NaN is refused."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Model(Section):
+    """The model that is trained."""
+
+    path: Text
+    """Folder in Hugging Face layout, hub id, or configuration file of the model."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of weights and activations on the device; master weights are always float32."""
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    """Attention implementation that transformers is asked for."""
+    trust_remote_code: bool = False
+    """Whether Python code that lies beside the model may run."""
+
+
+class Source(Section):
+    """One file of rows."""
+
+    path: Text
+    """JSON array, JSON lines (either may be gzipped) or parquet file."""
+    format: Literal["auto", "alpaca", "question/answer", "query/response", "sharegpt", "messages", "text"] = "auto"
+    """Keys of a row; auto tells it from the first row that fits a known format."""
+
+
+class Split(Section):
+    """How usable rows are divided into a training and an evaluation part."""
+
+    train: Share = 0.7
+    """Share of the rows that is trained on."""
+    eval: Share = 0.3
+    """Share of the rows that is held out."""
+    seed: int = 42
+    """Decides which rows go where."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rest(cls, value: Any) -> Any:
+        """One share alone means that the other is the rest."""
+        if not isinstance(value, Mapping):
+            return value
+        for one, other in (("train", "eval"), ("eval", "train")):
+            share = value.get(one)
+            if isinstance(share, int | float) and other not in value and 0 <= share <= 1:
+                return {**value, other: round(1 - share, 12)}
+        return value
+
+    @model_validator(mode="after")
+    def _at_most_all(self) -> Split:
+        if self.train + self.eval > 1 + 1e-9:
+            raise ValueError(f"train and eval add up to {self.train + self.eval:g}; they may add up to 1 at most")
+        if self.train == 0:
+            raise ValueError("train is 0: no row would be trained on")
+        return self
+
+
+class Data(Section):
+    """The rows that are trained and evaluated on."""
+
+    train: Annotated[tuple[Source, ...], Field(min_length=1, strict=False)]
+    """Files of training rows."""
+    eval: Annotated[tuple[Source, ...], Field(strict=False)] = ()
+    """Files of evaluation rows; without any, split holds rows out of train."""
+    split: Split | None = None
+    """Shares of the training files' rows; 0.7 and 0.3 unless eval names files, then all rows are trained on."""
+    max_length: Annotated[int, Field(ge=2)] = 1024
+    """Tokens of the longest row; longer ones are cut there and counted."""
+    packing: bool = True
+    """Allows several rows in one sequence where the model keeps them apart; this version keeps one row a sequence."""
+    loss_on: Literal["assistant"] = "assistant"
+    """Whose tokens carry the loss."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_split(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and not value.get("eval") and value.get("split") is None:
+            return {**value, "split": {}}
+        return value
+
+    @model_validator(mode="after")
+    def _eval_or_split(self) -> Data:
+        if self.eval and self.split is not None:
+            raise ValueError("eval names files and split holds rows out; give one of the two")
+        return self
+
+
+class Train(Section):
+    """The loop."""
+
+    epochs: Count = 1
+    """Times that every training row is used."""
+    max_steps: Count | None = None
+    """Optimizer steps after which training ends, even within an epoch."""
+    batch: AutoCount = "auto"
+    """Rows of one optimizer step; auto searches the size with the highest throughput."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-5
+    """Highest learning rate."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up: to zero along a half cosine or a line, or not at all."""
+    warmup: Annotated[float, Field(ge=0)] = 0.03
+    """Steps of linear warm-up: below 1 a share of all steps, from 1 a number of steps."""
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    """Decoupled weight decay."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Global gradient norm above which gradients are scaled down; null turns clipping off."""
+    seed: int = 42
+    """Seed of row order, dropout and everything else that is drawn."""
+
+    @model_validator(mode="after")
+    def _whole_warmup(self) -> Train:
+        if self.warmup >= 1 and not float(self.warmup).is_integer():
+            raise ValueError(f"warmup {self.warmup:g} is neither a share below 1 nor a whole number of steps")
+        return self
+
+    def warmup_steps(self, total_steps: int) -> int:
+        """Steps of warm-up in a run of ``total_steps``, at most all of them."""
+        steps = self.warmup if self.warmup >= 1 else math.ceil(self.warmup * total_steps)
+        return min(int(steps), total_steps)
+
+
+class Optimizer(Section):
+    """AdamW on the host."""
+
+    name: Literal["hybrid8bit", "adamw"] = "hybrid8bit"
+    """hybrid8bit keeps both moments in 8 bits, adamw in float32."""
+    betas: Annotated[
+        tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)
+    ] = (
+        0.9,
+        0.999,
+    )
+    """Decay of the first and of the second moment."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the second moment."""
+    master: Literal["split"] = "split"
+    """Float32 master weights are kept as the bfloat16 halves that are streamed, and the low halves."""
+
+
+class Plan(Section):
+    """What the planner may use. Memory is that of the machine unless it is given."""
+
+    planner: Literal["full", "paper", "megatrain", "every_layer"] = "paper"
+    """Which planner decides the policy."""
+    gpu_memory: AutoBytes = "auto"
+    """GPU memory that may be used."""
+    host_memory: AutoBytes = "auto"
+    """Host memory that may be used."""
+    nvme: Text | None = None
+    """Folder on a fast disk for boundaries that fit nowhere else; null uses no disk."""
+    solve_seconds: Annotated[float, Field(gt=0)] = 20.0
+    """Longest time for the solver."""
+
+
+class Evaluate(Section):
+    """What is measured on the evaluation rows."""
+
+    metric: Literal["exact_match"] = "exact_match"
+    """Share of rows whose generated answer is the expected one."""
+    every: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Share of an epoch between two evaluations of the loss."""
+    answer: Text = "The answer is:"
+    """Text before the final answer."""
+    limit: Count | None = None
+    """Most rows to generate for, spread evenly over the evaluation rows; null takes all."""
+    max_new_tokens: Count = 256
+    """Longest generated answer."""
+    batch: Count = 64
+    """Rows generated for at once."""
+
+
+class Resources(Section):
+    """Where the job may run."""
+
+    gpu: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Names of the GPUs it may run on; empty means any."""
+
+
+class Queue(Section):
+    """How the job waits."""
+
+    priority: Annotated[int, Field(ge=0, le=100)] = 50
+    """Higher goes first."""
+    max_duration: Annotated[Duration, Field(gt=0)] | None = None
+    """Longest run time, for example 24h; null sets no limit."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Times that a job is started again after its node failed."""
+
+
+class Output(Section):
+    """What the job leaves behind."""
+
+    dir: Text
+    """Folder of checkpoints, metrics and results; by default runs/ and the job's name."""
+    save_every: Count = 500
+    """Steps between two checkpoints."""
+    keep: Count = 3
+    """Newest checkpoints that are kept."""
+
+
+class JobSpec(Section):
+    """One fine-tuning job: the whole job file, checked."""
+
+    name: Name
+    """Name of the job; by default that of the file."""
+    model: Model
+    """The model that is trained."""
+    data: Data
+    """The rows that are trained and evaluated on."""
+    train: Train = Train()
+    """The loop."""
+    optimizer: Optimizer = Optimizer()
+    """AdamW on the host."""
+    plan: Plan = Plan()
+    """What the planner may use."""
+    evaluate: Evaluate = Evaluate()
+    """What is measured on the evaluation rows."""
+    resources: Resources = Resources()
+    """Where the job may run."""
+    queue: Queue = Queue()
+    """How the job waits."""
+    output: Output
+    """What the job leaves behind."""
+
+    def to_yaml(self) -> str:
+        """The job file that loads to an equal value, with every default written out."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,39 @@
+"""Field types of the job file that are more than a number or a word."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from ..errors import InputError
+from ..units import parse_bytes
+
+
+def _auto_or_count(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+    raise ValueError("must be auto or a whole number from 1")
+
+
+def _auto_or_bytes(value: Any) -> Any:
+    if value == "auto":
+        return value
+    try:
+        size = parse_bytes(value) if type(value) in (int, str) else 0
+    except InputError:
+        size = 0
+    if size < 1:
+        raise ValueError("must be auto or an amount of memory such as 70GB or 96GiB")
+    return size
+
+
+AutoCount = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_count)]
+"""``auto`` or a whole number from 1."""
+AutoBytes = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_bytes)]
+"""``auto`` or bytes, written as ``70GB``, ``96GiB`` or a plain number."""
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+"""Letters, digits, dots, dashes and underscores: it becomes a folder and a run name."""

@@ -1,0 +1,135 @@
+"""The 8-bit codes: pinned, monotonic, within their error bound, safe at the edges."""
+
+import zlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lazytrain.jobs.optim import MOMENTUM, ROOT_VARIANCE, FloatCode
+from lazytrain.jobs.optim.codes import dither
+
+BOTH = pytest.mark.parametrize("code", [MOMENTUM, ROOT_VARIANCE], ids=["momentum", "root_variance"])
+
+
+def coded(code: FloatCode, values: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
+    codes = torch.zeros(values.shape, dtype=torch.uint8)
+    scales = torch.zeros(values.shape[0])
+    code.encode(values, codes, scales, noise)
+    assert scales.isfinite().all()
+    return code.decode(codes, scales)
+
+
+def log_uniform(rows: int, width: int, low: float, seed: int, signed: bool) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.exp(torch.rand(rows, width, generator=generator) * -torch.log(torch.tensor(low))) * low
+    values[:, 0] = 1.0
+    return values * (torch.randint(0, 2, (rows, width), generator=generator) * 2 - 1) if signed else values
+
+
+def test_tables_are_pinned() -> None:
+    assert zlib.crc32(MOMENTUM.table().numpy().tobytes()) == 0xFA525A44
+    assert zlib.crc32(ROOT_VARIANCE.table().numpy().tobytes()) == 0xF320A741
+
+
+@BOTH
+def test_table_rises_from_zero_to_one_over_sixteen_octaves(code: FloatCode) -> None:
+    table = code.table()[: code.top + 1]
+    assert (table.diff() > 0).all()
+    assert table[0] == 0
+    assert table[-1] == 1
+    assert table[1] == (1 + 2 * 2.0**-code.mantissa_bits) * 2**-16
+    if code.signed:
+        assert torch.equal(code.table()[128:], -table)
+        assert len(code.table().unique()) == 255  # both zeros are one value
+    else:
+        assert len(code.table().unique()) == 256
+
+
+@BOTH
+def test_a_code_is_a_shift_of_the_fp32_bits(code: FloatCode) -> None:
+    """What a native kernel relies on."""
+    magnitudes = torch.arange(1, code.top + 1, dtype=torch.int32)
+    bits = (magnitudes << code.shift) + code.base
+    assert torch.equal(bits.view(torch.float32), code.table()[1 : code.top + 1])
+
+
+@BOTH
+def test_nearest_code_within_the_bound_on_a_million_values(code: FloatCode) -> None:
+    values = log_uniform(4096, 256, float(code.table()[1]), 0, code.signed)
+    error = ((coded(code, values) - values) / values).abs()
+    bound = 1 / (2 ** (code.mantissa_bits + 1) + 1)
+    assert error.max() <= bound * (1 + 1e-6)
+    assert error.max() > 0.9 * bound
+
+
+@BOTH
+def test_nearest_code_is_nearest(code: FloatCode) -> None:
+    values = log_uniform(16, 256, 2.0**-16, 1, code.signed)
+    best = (values.unsqueeze(-1) - code.table()).abs().amin(-1)
+    got = (coded(code, values) - values).abs()
+    kept = values.abs() >= code.table()[1]
+    assert torch.equal(got[kept], best[kept])
+
+
+@given(st.integers(1, 300), st.integers(0, 10_000), st.floats(-45, 38), st.booleans())
+def test_no_scale_of_input_gives_nan_and_signs_and_zeros_are_kept(
+    width: int, seed: int, exponent: float, signed: bool
+) -> None:
+    code = MOMENTUM if signed else ROOT_VARIANCE
+    values = log_uniform(3, width, 1e-9, seed, signed).double().mul(10**exponent).clamp(-3.4e38, 3.4e38).float()
+    values[1] = 0
+    values[2, ::2] = 0
+    for noise in (None, dither(seed + 1, 5, 3, width)):
+        back = coded(code, values, noise)
+        assert back.isfinite().all()
+        assert not back[values == 0].any()
+        assert (back * values.sign() >= 0).all()
+        assert (back.abs() <= values.abs().amax(1, keepdim=True).clamp(min=2**-126)).all()
+
+
+def test_positive_root_variance_never_becomes_zero() -> None:
+    values = torch.tensor([[1.0, 1e-6, 1e-30, 1e-38, 1e-45, 0.0]])
+    for step in range(1, 50):
+        back = coded(ROOT_VARIANCE, values, dither(step, 0, 1, 6))
+        assert (back[0, :5] > 0).all()
+        assert back[0, 5] == 0
+
+
+def test_denormals_survive_flushing() -> None:
+    values = torch.full((1, 8), 1e-40)
+    flushes = torch.set_flush_denormal(True)
+    try:
+        back = coded(MOMENTUM, values)
+    finally:
+        torch.set_flush_denormal(False)
+    assert flushes
+    assert back.isfinite().all()
+
+
+@BOTH
+def test_largest_of_a_block_is_exact_under_dither(code: FloatCode) -> None:
+    values = log_uniform(7, 64, 1e-4, 3, code.signed) * 0.37
+    back = coded(code, values, dither(11, 0, 7, 64))
+    assert torch.equal(back[:, 0], values[:, 0])
+
+
+@BOTH
+def test_dithered_codes_are_right_on_average(code: FloatCode) -> None:
+    values = log_uniform(2, 256, 1e-3, 4, code.signed)
+    mean = torch.stack([coded(code, values, dither(step, 0, 2, 256)) for step in range(1, 257)]).mean(0)
+    step_size = 2.0**-code.mantissa_bits
+    assert ((mean - values) / values).abs().max() < step_size / 50
+    assert ((coded(code, values) - values) / values).abs().max() > step_size / 3
+
+
+def test_dither_does_not_depend_on_how_the_work_is_cut() -> None:
+    whole = dither(17, 0, 12, 32)
+    assert torch.equal(whole[5:9], dither(17, 5, 4, 32))
+    assert torch.equal(dither(3, 2**40, 1, 8), dither(3, 2**40 + 2**32, 1, 8))  # far beyond 32 bits
+
+
+def test_dither_is_even_over_lanes_blocks_and_steps() -> None:
+    for words in (dither(1, 0, 1, 4096), dither(1, 0, 4096, 1), torch.stack([dither(s, 0, 1, 1) for s in range(4096)])):
+        histogram = torch.histc(words.double().flatten(), bins=16, min=-(2.0**31), max=2.0**31)
+        assert (histogram - 256).abs().max() <= 4

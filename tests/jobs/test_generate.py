@@ -1,0 +1,110 @@
+"""Batched greedy generation writes what the plain model would write for each prompt alone."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import pytest
+import torch
+from lazytrain.jobs.errors import InputError
+from lazytrain.jobs.generate import generate
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+POSITIONS = 48
+PROMPTS = ["a", "how many are there in all", "one two", "x y z one two three"]
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.3,
+}
+IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    pieces = ["<pad>", "</s>", *string.ascii_lowercase, " "]
+    core = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token=" "))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", pad_token="<pad>")
+
+
+@pytest.fixture(params=["llama", "qwen3", "gpt2"])
+def model(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
+    size = len(tokenizer)
+    config = {
+        "llama": lambda: LlamaConfig(vocab_size=size, **SIZES, **IDS),
+        "qwen3": lambda: Qwen3Config(vocab_size=size, head_dim=8, **SIZES, **IDS),
+        "gpt2": lambda: GPT2Config(
+            vocab_size=size, n_embd=32, n_layer=2, n_head=4, n_positions=POSITIONS, initializer_range=0.3, **IDS
+        ),
+    }[request.param]()
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def alone(model: Any, tokenizer: Any, prompt: str, new_tokens: int) -> tuple[str, bool]:
+    """Greedy continuation without cache, padding or transformers' generate; and whether it ended by itself."""
+    ids, new = tokenizer(prompt).input_ids, []
+    model.eval()
+    for _ in range(new_tokens):
+        with torch.no_grad():
+            new.append(int(model(torch.tensor([ids + new])).logits[0, -1].argmax()))
+        if new[-1] == tokenizer.eos_token_id:
+            return tokenizer.decode(new[:-1]), True
+    return tokenizer.decode(new), False
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_equals_each_prompt_alone(model: Any, tokenizer: Any, batch: int) -> None:
+    expected = [alone(model, tokenizer, prompt, 16)[0] for prompt in PROMPTS]
+    assert generate(model, tokenizer, PROMPTS, max_new_tokens=16, batch=batch) == expected
+    assert len(set(expected)) == len(PROMPTS)
+
+
+def test_rows_end_at_the_end_token(model: Any, tokenizer: Any) -> None:
+    """The token that the model likes to write first after one prompt is made the end token's twin."""
+    first = tokenizer(alone(model, tokenizer, PROMPTS[1], 3)[0][2:]).input_ids[0]
+    model.generation_config.eos_token_id = [1, first]
+    got = generate(model, tokenizer, PROMPTS, max_new_tokens=16, batch=4)
+    whole = [alone(model, tokenizer, prompt, 16)[0] for prompt in PROMPTS]
+    stop = tokenizer.decode([first])
+    assert got == [text.split(stop)[0] for text in whole]
+    assert len(got[1]) <= 2
+
+
+def test_settings_of_the_model_do_not_matter_and_come_back(model: Any, tokenizer: Any) -> None:
+    expected = generate(model, tokenizer, PROMPTS, max_new_tokens=16, batch=4)
+    model.train()
+    settings = model.generation_config
+    settings.update(do_sample=True, temperature=5.0, repetition_penalty=1.7, max_length=3, use_cache=False)
+    assert generate(model, tokenizer, PROMPTS, max_new_tokens=16, batch=4) == expected
+    assert model.generation_config is settings
+    assert settings.repetition_penalty == 1.7
+    assert model.training
+
+
+def test_the_models_positions_limit_new_tokens(model: Any, tokenizer: Any) -> None:
+    prompt = "x" * (POSITIONS - 3)
+    (text,) = generate(model, tokenizer, [prompt], max_new_tokens=16, batch=1)
+    assert text == alone(model, tokenizer, prompt, 3)[0]
+    with pytest.raises(InputError, match=f"prompt 1 has {POSITIONS} tokens"):
+        generate(model, tokenizer, ["a", "x" * POSITIONS], max_new_tokens=16, batch=1)
+
+
+def test_nothing_to_do(model: Any, tokenizer: Any) -> None:
+    assert generate(model, tokenizer, [], max_new_tokens=16, batch=4) == []
+    with pytest.raises(InputError, match="prompt 0 has no tokens"):
+        generate(model, tokenizer, [""], max_new_tokens=16, batch=4)

@@ -1,0 +1,437 @@
+"""MLflow gets everything once, whatever dies or is down; training never waits for it."""
+
+import hashlib
+import importlib
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lazytrain.jobs.errors import InputError, LazytrainError
+from lazytrain.jobs.tracking import (
+    LocalTracker,
+    MLflowTracker,
+    NullTracker,
+    Tracker,
+    create_database,
+    read_metrics,
+    sync_run,
+)
+from lazytrain.jobs.tracking.forwarder import Forwarder
+from lazytrain.jobs.tracking.record import JOB_ID, RunRecord, flat
+
+mlflow = pytest.importorskip("mlflow")
+EXPERIMENT = "lab"
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    create_database(f"sqlite:///{path}", "unused")
+    return path
+
+
+@pytest.fixture
+def uri(tmp_path: Path, empty_store: Path) -> str:
+    path = tmp_path / "server" / "mlflow.db"
+    path.parent.mkdir()
+    shutil.copy(empty_store, path)
+    create_database(f"sqlite:///{path}", EXPERIMENT)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def open_tracker(uri: str, tmp_path: Path) -> Iterator[Callable[..., MLflowTracker]]:
+    opened: list[MLflowTracker] = []
+
+    def make(**changes: Any) -> MLflowTracker:
+        arguments: dict[str, Any] = {
+            "uri": uri,
+            "experiment": EXPERIMENT,
+            "run_name": "demo",
+            "params": {"train": {"lr": 1e-3}},
+            "tags": {JOB_ID: "job-1", "node": "n1"},
+            "run_dir": tmp_path / "run",
+            "interval_s": 0.05,
+        }
+        opened.append(MLflowTracker(**(arguments | changes)))
+        return opened[-1]
+
+    yield make
+    for tracker in opened:
+        tracker.finish("KILLED")
+
+
+def client(uri: str) -> Any:
+    return mlflow.MlflowClient(tracking_uri=uri)
+
+
+def runs(uri: str) -> list[Any]:
+    there = client(uri)
+    return list(there.search_runs([there.get_experiment_by_name(EXPERIMENT).experiment_id]))
+
+
+def only_run(uri: str) -> Any:
+    (run,) = runs(uri)
+    return run
+
+
+def history(uri: str, name: str) -> list[tuple[int, float]]:
+    points = client(uri).get_metric_history(only_run(uri).info.run_id, name)
+    return sorted((point.step, point.value) for point in points)
+
+
+def test_all_trackers_keep_one_contract(tmp_path: Path, open_tracker: Callable[..., MLflowTracker]) -> None:
+    file = tmp_path / "policy.json"
+    file.write_text("{}")
+    trackers: list[Tracker] = [NullTracker(), LocalTracker(tmp_path / "local"), open_tracker()]
+    for tracker in trackers:
+        tracker.log(1, {"loss": 1.0})
+        tracker.artifact(file)
+        tracker.finish("FINISHED")
+    assert [row["loss"] for row in read_metrics(tmp_path / "local" / "metrics.jsonl")] == [1.0]
+
+
+def test_run_gets_metrics_params_tags_artifacts_and_status(
+    uri: str, tmp_path: Path, open_tracker: Callable[..., MLflowTracker]
+) -> None:
+    tracker = open_tracker(params={"train": {"lr": 1e-3, "batch": "auto"}, "data": {"train[0]": [{"path": "x"}]}})
+    for step in range(1, 201):
+        tracker.log(step, {"loss": 1 / step, "tokens per second!": 10.0 * step})
+    (tmp_path / "run" / "job.yaml").write_text("name: demo\n")
+    tracker.artifact(tmp_path / "run" / "job.yaml")
+    tracker.artifact(tmp_path / "gone.txt")  # it vanished: not worth an error
+    tracker.finish("FINISHED")
+
+    run = only_run(uri)
+    assert run.info.run_id == tracker.run_id
+    assert run.info.run_name == "demo"
+    assert run.info.status == "FINISHED"
+    assert run.info.end_time >= run.info.start_time
+    assert run.data.params["train.lr"] == "0.001"
+    assert run.data.params["data.train_0_"] == '[{"path": "x"}]'
+    assert run.data.tags["node"] == "n1"
+    assert run.data.tags[JOB_ID] == "job-1"
+    assert history(uri, "loss") == [(step, 1 / step) for step in range(1, 201)]
+    assert len(history(uri, "tokens per second_")) == 200
+    there = client(uri)
+    assert [file.path for file in there.list_artifacts(run.info.run_id)] == ["job.yaml"]
+    copy = there.download_artifacts(run.info.run_id, "job.yaml", str(tmp_path))
+    assert Path(copy).read_text() == "name: demo\n"
+    assert (tmp_path / "server" / "mlartifacts").is_dir()
+
+
+def test_long_and_many_params(uri: str, tmp_path: Path, open_tracker: Callable[..., MLflowTracker]) -> None:
+    params = {"template": "x" * 10_000, "files": {str(i): f"file-{i}" for i in range(300)}}
+    open_tracker(params=params).finish("FINISHED")
+    run = only_run(uri)
+    assert run.data.params["template"] == "x" * 250
+    assert run.data.params["files.299"] == "file-299"
+    copy = Path(client(uri).download_artifacts(run.info.run_id, "params.json", str(tmp_path)))
+    assert json.loads(copy.read_text()) == flat(params)
+    assert run.data.params["config_sha256"] == hashlib.sha256(copy.read_bytes()).hexdigest()
+
+
+def test_what_mlflow_refuses_does_not_hold_up_the_rest(
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    open_tracker: Callable[..., MLflowTracker],
+) -> None:
+    monkeypatch.setattr("lazytrain.jobs.tracking.forwarder._allowed", lambda name: name)
+    tracker = open_tracker(tags={JOB_ID: "job-1", "not@allowed": "x"})
+    tracker.log(1, {"loss": 1.0})
+    tracker.finish("FINISHED")
+    assert history(uri, "loss") == [(1, 1.0)]
+    assert "not@allowed" in caplog.text
+
+
+def test_odd_names_are_made_acceptable(uri: str, open_tracker: Callable[..., MLflowTracker]) -> None:
+    tracker = open_tracker(tags={JOB_ID: "job-1", "gpu@node": "x" * 9000}, params={"a" * 300: 1, "b[0]": 2})
+    tracker.log(1, {"loss (%)": 1.0})
+    tracker.finish("FINISHED")
+    run = only_run(uri)
+    assert run.data.tags["gpu_node"] == "x" * 5000
+    assert run.data.params["a" * 250] == "1"
+    assert run.data.params["b_0_"] == "2"
+    assert history(uri, "loss ___") == [(1, 1.0)]
+
+
+def test_values_that_are_not_finite_are_counted_not_sent(uri: str, open_tracker: Callable[..., MLflowTracker]) -> None:
+    tracker = open_tracker()
+    for step, value in enumerate((1.0, math.nan, math.inf, 0.5), start=1):
+        tracker.log(step, {"loss": value})
+    tracker.finish("FINISHED")
+    assert history(uri, "loss") == [(1, 1.0), (4, 0.5)]
+    assert history(uri, "nonfinite/loss") == [(2, 1.0), (3, 2.0)]
+    assert only_run(uri).data.tags["nonfinite/loss"] == "true"
+
+
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
+def test_status_is_what_was_said_first(uri: str, status: Any, open_tracker: Callable[..., MLflowTracker]) -> None:
+    tracker = open_tracker()
+    tracker.log(1, {"loss": 1.0})
+    tracker.finish(status)
+    tracker.finish("FINISHED" if status != "FINISHED" else "FAILED")
+    assert only_run(uri).info.status == status
+    assert only_run(uri).info.end_time
+
+
+def test_status_that_somebody_else_set_is_kept(uri: str, open_tracker: Callable[..., MLflowTracker]) -> None:
+    tracker = open_tracker()
+    tracker._forwarder.send()
+    client(uri).set_terminated(tracker.run_id, "KILLED")
+    tracker.finish("FINISHED")
+    assert only_run(uri).info.status == "KILLED"
+
+
+ATTEMPT = """
+import os, signal, sys
+from pathlib import Path
+from lazytrain.jobs.tracking.forwarder import Forwarder
+from lazytrain.jobs.tracking.metric_log import MetricLog
+from lazytrain.jobs.tracking.record import JOB_ID, RunRecord
+directory, uri, where = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+log = MetricLog(directory / "metrics.jsonl")
+record = RunRecord.open(
+    directory / "mlflow_run.json", uri=uri, experiment="lab", run_name="demo",
+    params={"lr": 1, "batch": 8}, tags={JOB_ID: "job-1"},
+)
+die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+forwarder = Forwarder(record, log.path)
+for step in range(1, 6):
+    log.append(step, {"loss": float(step)})
+if where == "created":
+    import mlflow
+    create = mlflow.MlflowClient.create_run
+    mlflow.MlflowClient.create_run = lambda *a, **k: (create(*a, **k), die())
+if where == "described":
+    forwarder._send_metrics = die
+forwarder.send()
+for step in range(6, 13):
+    log.append(step, {"loss": float(step)})
+if where == "sent":
+    RunRecord.save = lambda self: die()
+if where != "logged":
+    forwarder.send()
+die()
+"""
+
+
+@pytest.mark.parametrize("where", ["created", "described", "sent", "forwarded", "logged"])
+def test_killed_and_resumed_run_has_every_step_once(
+    uri: str, tmp_path: Path, where: str, open_tracker: Callable[..., MLflowTracker]
+) -> None:
+    """Killed after step 12, resumed from the checkpoint of step 10: one run, steps 1 to 20 once."""
+    ended = subprocess.run([sys.executable, "-c", ATTEMPT, str(tmp_path / "run"), uri, where], timeout=120)
+    assert ended.returncode == -signal.SIGKILL
+    tracker = open_tracker(params={"lr": 1, "batch": 16})
+    reached = 5 if where in ("created", "described") else 12
+    for step in range(reached - 1, 21):
+        tracker.log(step, {"loss": float(step)})
+    tracker.finish("FINISHED")
+    assert history(uri, "loss") == [(step, float(step)) for step in range(1, 21)]
+    run = only_run(uri)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["lazytrain.attempt"] == "2"
+    described = where != "created"
+    assert run.data.params["batch"] == ("8" if described else "16")
+    assert run.data.tags.get("changed.attempt2") == ("batch, config_sha256" if described else None)
+
+
+def test_finished_run_that_is_resumed_is_running_again(uri: str, open_tracker: Callable[..., MLflowTracker]) -> None:
+    first = open_tracker()
+    first.log(1, {"loss": 1.0})
+    first.finish("FAILED")
+    second = open_tracker()
+    second._forwarder.send()
+    assert only_run(uri).info.status == "RUNNING"
+    second.log(2, {"loss": 2.0})
+    second.finish("FINISHED")
+    assert only_run(uri).info.status == "FINISHED"
+    assert history(uri, "loss") == [(1, 1.0), (2, 2.0)]
+
+
+def test_lost_run_directory_finds_its_run_by_tag(
+    uri: str, tmp_path: Path, open_tracker: Callable[..., MLflowTracker]
+) -> None:
+    first = open_tracker()
+    for step in range(1, 13):
+        first.log(step, {"loss": float(step)})
+    first.finish("FAILED")
+    second = open_tracker(run_dir=tmp_path / "elsewhere")
+    for step in range(11, 21):
+        second.log(step, {"loss": float(step)})
+    second.finish("FINISHED")
+    assert history(uri, "loss") == [(step, float(step)) for step in range(1, 21)]
+    assert only_run(uri).data.tags["lazytrain.attempt"] == "2"
+
+
+def test_lost_answer_to_create_leaves_one_run(
+    uri: str, monkeypatch: pytest.MonkeyPatch, open_tracker: Callable[..., MLflowTracker]
+) -> None:
+    create, calls = mlflow.MlflowClient.create_run, []
+
+    def lossy(*args: Any, **kwargs: Any) -> Any:
+        calls.append(create(*args, **kwargs))
+        if len(calls) == 1:
+            raise ConnectionError("answer lost")
+        return calls[-1]
+
+    monkeypatch.setattr(mlflow.MlflowClient, "create_run", lossy)
+    tracker = open_tracker()
+    tracker.log(1, {"loss": 1.0})
+    tracker.finish("FINISHED")
+    assert len(calls) == 1
+    assert only_run(uri).info.status == "FINISHED"
+    assert history(uri, "loss") == [(1, 1.0)]
+
+
+def test_jobs_without_an_id_are_separate_runs(
+    uri: str, tmp_path: Path, open_tracker: Callable[..., MLflowTracker]
+) -> None:
+    for name in ("a", "b", "a"):
+        open_tracker(tags={}, run_dir=tmp_path / name).finish("FINISHED")
+    assert len(runs(uri)) == 2
+
+
+def test_another_store_gets_the_whole_run(
+    uri: str, tmp_path: Path, empty_store: Path, open_tracker: Callable[..., MLflowTracker]
+) -> None:
+    first = open_tracker()
+    first.log(1, {"loss": 1.0})
+    first.finish("FAILED")
+    shutil.copy(empty_store, tmp_path / "other.db")
+    other = f"sqlite:///{tmp_path}/other.db"
+    second = open_tracker(uri=other)
+    second.log(2, {"loss": 2.0})
+    second.finish("FINISHED")
+    assert history(other, "loss") == [(1, 1.0), (2, 2.0)]
+    assert history(uri, "loss") == [(1, 1.0)]
+
+
+def test_outage_costs_training_nothing_and_nothing_is_missing_afterwards(
+    uri: str, monkeypatch: pytest.MonkeyPatch, open_tracker: Callable[..., MLflowTracker]
+) -> None:
+    send, down = mlflow.MlflowClient.log_batch, [True]
+
+    def flaky(*args: Any, **kwargs: Any) -> Any:
+        if down[0]:
+            raise ConnectionError("no route to host")
+        return send(*args, **kwargs)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", flaky)
+    tracker = open_tracker(interval_s=0.01)
+    for step in range(1, 501):
+        tracker.log(step, {"loss": float(step), "norm": 1.0})
+    down[0] = False
+    for step in range(501, 601):
+        tracker.log(step, {"loss": float(step), "norm": 1.0})
+    tracker.finish("FINISHED")
+    assert history(uri, "loss") == [(step, float(step)) for step in range(1, 601)]
+    assert only_run(uri).info.status == "FINISHED"
+
+
+def test_server_that_never_answers_delays_only_the_end_and_only_so_long(
+    tmp_path: Path, open_tracker: Callable[..., MLflowTracker]
+) -> None:
+    dead = "http://127.0.0.1:9"
+    tracker = open_tracker(uri=dead, finish_timeout_s=0.5)
+    started = time.monotonic()
+    for step in range(1, 1001):
+        tracker.log(step, {"loss": float(step)})
+    assert time.monotonic() - started < 2
+    started = time.monotonic()
+    tracker.finish("FINISHED")
+    assert time.monotonic() - started < 5
+    assert tracker.run_id is None
+    assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 1000
+    with pytest.raises(LazytrainError, match="cannot forward"):
+        sync_run(tmp_path / "run")
+
+
+def test_what_an_outage_left_is_sent_later_with_the_true_status(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_tracker: Callable[..., MLflowTracker]
+) -> None:
+    def down(*args: Any, **kwargs: Any) -> Any:
+        raise ConnectionError("no route to host")
+
+    file = tmp_path / "run" / "policy.json"
+    with monkeypatch.context() as outage:
+        outage.setattr(mlflow.MlflowClient, "search_runs", down)
+        tracker = open_tracker(finish_timeout_s=0.2)
+        file.write_text("{}")
+        tracker.log(1, {"loss": 1.0})
+        tracker.artifact(file)
+        tracker.finish("FAILED")
+        tracker._thread.join()
+    assert runs(uri) == []
+    sync_run(tmp_path / "run")
+    run = only_run(uri)
+    assert run.info.status == "FAILED"
+    assert history(uri, "loss") == [(1, 1.0)]
+    assert [item.path for item in client(uri).list_artifacts(run.info.run_id)] == ["policy.json"]
+    sync_run(tmp_path / "run")
+    assert history(uri, "loss") == [(1, 1.0)]
+
+
+def test_large_backlog_goes_in_requests_that_mlflow_accepts(uri: str, tmp_path: Path) -> None:
+    tracker = LocalTracker(tmp_path / "run")
+    for step in range(1, 301):
+        tracker.log(step, {f"metric{i}": float(step) for i in range(12)})
+    tracker.finish("FINISHED")
+    record = RunRecord.open(
+        tmp_path / "run" / "mlflow_run.json", uri=uri, experiment=EXPERIMENT, run_name="r", params={}, tags={}
+    )
+    Forwarder(record, tmp_path / "run" / "metrics.jsonl").send()
+    for i in (0, 11):
+        assert len(history(uri, f"metric{i}")) == 300
+    assert record.offset == (tmp_path / "run" / "metrics.jsonl").stat().st_size
+    assert record.step == 300
+
+
+RACE = "import sys; from lazytrain.jobs.tracking import create_database; print(create_database(*sys.argv[1:]))"
+
+
+def test_many_processes_may_create_the_same_store(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/new/mlflow.db"
+    command = [sys.executable, "-c", RACE, uri, EXPERIMENT]
+    racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    ids = [racer.communicate(timeout=120)[0].strip() for racer in racers]
+    assert [racer.returncode for racer in racers] == [0] * 3
+    assert len(set(ids)) == 1
+    assert len(client(uri).search_experiments()) == 2  # MLflow's own "Default" and ours
+
+
+def test_job_ids_that_could_reach_into_the_query_are_refused(open_tracker: Callable[..., MLflowTracker]) -> None:
+    with pytest.raises(InputError, match="job id"):
+        open_tracker(tags={JOB_ID: "x' or '1'='1"})
+
+
+def test_package_loads_without_mlflow(tmp_path: Path) -> None:
+    """A GPU image has no mlflow; training with the other trackers must work there."""
+    script = (
+        "import sys; sys.modules['mlflow'] = None\n"
+        "from lazytrain.jobs.tracking import LocalTracker, MLflowTracker, NullTracker\n"
+        "NullTracker().log(1, {'loss': 1.0}); LocalTracker(sys.argv[1]).log(1, {'loss': 1.0})\n"
+        "try: MLflowTracker('sqlite:///x.db', 'e', 'r', {}, {}, sys.argv[1])\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("InputError mlflow is not installed"), done.stderr
+
+
+def test_telemetry_is_off_and_globals_untouched(uri: str, open_tracker: Callable[..., MLflowTracker]) -> None:
+    before = mlflow.get_tracking_uri()
+    open_tracker().finish("FINISHED")
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert mlflow.get_tracking_uri() == before
+    assert importlib.import_module("mlflow").active_run() is None
