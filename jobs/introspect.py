@@ -55,8 +55,8 @@ def model_facts(
     config = _config_of(model_or_config)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     with FakeTensorMode():
-        model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype)
-        model.train()
+        model = _build(config, torch_dtype)
+        _check_positions(model, sequence_length)
         trace = _Trace(model)
         with trace.watching(), torch.no_grad():
             side_bytes = _run(model, trace, micro_batch, sequence_length)
@@ -119,6 +119,28 @@ def _config_of(source: PreTrainedModel | PretrainedConfig | dict[str, Any]) -> P
         return AutoConfig.for_model(settings.pop("model_type"), **settings)
     except (KeyError, ValueError) as error:
         raise ModelError(f"not a known model configuration: {error}", hint="it needs a model_type") from error
+
+
+def _build(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except ValueError as error:
+        raise ModelError(
+            f"{type(config).__name__} describes no causal language model that transformers knows",
+            hint="only decoder-only language models can be fine-tuned here",
+        ) from error
+    return model.train()
+
+
+def _check_positions(model: PreTrainedModel, length: int) -> None:
+    """Fake tensors do not notice a position beyond a learned table of positions, so it is checked here."""
+    for name, module in model.named_modules():
+        is_table = isinstance(module, nn.Embedding) and name.endswith(("wpe", "embed_positions", "position_embeddings"))
+        if is_table and module.num_embeddings < length:
+            raise ModelError(
+                f"{type(model).__name__} has {module.num_embeddings} positions, the rows have {length} tokens",
+                hint="set data.max_length to at most the model's positions",
+            )
 
 
 def _run(model: PreTrainedModel, trace: _Trace, rows: int, length: int) -> int:

@@ -101,13 +101,15 @@ class Program:
     def peak_bytes(self, tier: Tier) -> int:
         """Upper bound of the tier's use at any moment, for any durations of the operations.
 
-        A buffer counts against a compute operation unless the dependencies force it to be gone before that operation
-        starts, or to be acquired only after it ends.
+        A buffer counts against an operation unless the dependencies force it to be gone before that operation starts,
+        or to be acquired only after it ends. Compute operations and those that acquire a buffer are looked at: use
+        rises at no other.
         """
         held = [self._interval(buffer) for buffer in self.buffers if buffer.tier == tier and buffer.bytes]
+        rising = {acquired for _, acquired, _ in held}
         peak = 0
         for i, op in enumerate(self.ops):
-            if op.stream != "compute":
+            if op.stream != "compute" and i not in rising:
                 continue
             before = self.ancestors[i]
             used = op.workspace_bytes if tier == "gpu" else 0

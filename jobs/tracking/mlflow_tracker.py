@@ -62,6 +62,7 @@ class MLflowTracker:
         self._finish_timeout_s = finish_timeout_s
         self._waiting = 0
         self._wake, self._finishing, self._give_up = threading.Event(), threading.Event(), threading.Event()
+        self._wake.set()  # the run appears at once, not after the first interval
         self._thread = threading.Thread(target=self._forward, name="mlflow-forwarder", daemon=True)
         self._thread.start()
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from lazytrain.jobs.data import Rows
 from lazytrain.jobs.evaluate import exact_match, extract_answer, same_answer, wilson_interval
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lazytrain.jobs.errors import InputError
-from lazytrain.jobs.generate import generate
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -17,6 +15,9 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
 )
+
+from lazytrain.jobs.errors import InputError
+from lazytrain.jobs.generate import generate
 
 POSITIONS = 48
 PROMPTS = ["a", "how many are there in all", "one two", "x y z one two three"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,13 +19,29 @@ Copy = tuple[Callable[[], None], int]
 """The copy itself, and the bytes it moves."""
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Shape and dtype of a boundary."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+    def front_of(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The front of a byte buffer, seen as such a tensor."""
+        return buffer[: self.bytes].view(self.dtype).view(self.shape)
+
+
 class ActivationStore:
     """Keeps boundaries of one step. Methods that move data return a `Copy`, to be run on the stream it belongs to."""
 
     def __init__(self, program: Program, device: Device, nvme_directory: Path) -> None:
         self._device = device
         self._on_gpu: dict[Key, torch.Tensor] = {}
-        self._like: dict[Key, torch.Tensor] = {}  # shape and dtype of boundaries that left the GPU
+        self._left: dict[Key, Form] = {}  # boundaries that are not on the GPU
         self._host: dict[Key, torch.Tensor] = {}
         written = [op for op in program.ops if op.kind == "write"]
         self._offset = {(op.unit, op.micro): i * op.bytes for i, op in enumerate(written)}
@@ -63,8 +80,8 @@ class ActivationStore:
         """Copy the boundary from the GPU to its host or staging buffer; the GPU's copy is given up."""
         source = self._on_gpu.pop(key)
         self._device.lend(source, "d2h")
-        self._like[key] = torch.empty_like(source, device="meta")
-        self._host[key] = target = _shaped(self._buffer(key, "write"), source)
+        self._left[key] = form = Form(source.shape, source.dtype)
+        self._host[key] = target = form.front_of(self._buffer(key, "write"))
         return (lambda: _copy(target, source)), source.nbytes
 
     def write(self, key: Key) -> Copy:
@@ -75,21 +92,22 @@ class ActivationStore:
     def read(self, key: Key) -> Copy:
         """Read the boundary from NVMe into a staging buffer."""
         file = self._nvme()
-        self._host[key] = staged = _shaped(self._buffer(key, "read"), self._like[key])
+        self._host[key] = staged = self._left[key].front_of(self._buffer(key, "read"))
         return (lambda: file.read(self._offset[key], staged.view(-1))), staged.nbytes
 
     def reload(self, key: Key) -> Copy:
         """Copy the boundary from the host back to newly taken GPU memory."""
-        source, like = self._host.pop(key), self._like.pop(key)
-        target = _shaped(self._device.empty(like.numel() * like.element_size(), torch.uint8), like)
+        source, form = self._host.pop(key), self._left.pop(key)
+        target = form.front_of(self._device.empty(form.bytes, torch.uint8))
         self._device.lend(target, "h2d")
         self._on_gpu[key] = target
         return (lambda: _copy(target, source)), source.nbytes
 
     def clear(self) -> None:
         """Forget everything that is kept (a step was given up)."""
-        for kept in (self._on_gpu, self._like, self._host):
-            kept.clear()
+        self._on_gpu.clear()
+        self._left.clear()
+        self._host.clear()
         self._turn.clear()
 
     def close(self) -> None:
@@ -110,11 +128,6 @@ class ActivationStore:
         slots = sum(1 for name in self._host_buffers if isinstance(name, tuple) and name[0] == kind)
         slot, self._turn[kind] = self._turn[kind] % slots, self._turn[kind] + 1
         return self._host_buffers[kind, slot]
-
-
-def _shaped(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The front of a byte buffer, seen with the shape and dtype of ``like``."""
-    return buffer[: like.numel() * like.element_size()].view(like.dtype).view(like.shape)
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ import json
 import random
 
 import torch
+
 from lazytrain.jobs.checkpoint import random_state, set_random_state
 
 

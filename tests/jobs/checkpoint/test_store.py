@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import safetensors
 import torch
+
 from lazytrain.jobs.checkpoint import CheckpointStore
 from lazytrain.jobs.errors import CheckpointError
 

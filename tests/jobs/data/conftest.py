@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lazytrain.jobs.data import Prepared, prepare
-from lazytrain.jobs.spec import Data
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+
+from lazytrain.jobs.data import Prepared, prepare
+from lazytrain.jobs.spec import Data
 
 
 @pytest.fixture

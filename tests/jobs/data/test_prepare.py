@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from lazytrain.jobs.data import Rows, prepare
 from lazytrain.jobs.errors import DataError, InputError, ModelError
 from lazytrain.jobs.spec import Data

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+
 from lazytrain.jobs.data.canonical import Refused
 from lazytrain.jobs.data.read import read_rows
 from lazytrain.jobs.errors import DataError

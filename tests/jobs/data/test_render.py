@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from lazytrain.jobs.data import render_prompt, stop_ids
 from lazytrain.jobs.errors import InputError
 

@@ -6,8 +6,9 @@ from itertools import chain
 
 import pytest
 import torch
-from lazytrain.jobs.data import IGNORED, Rows, batches, collate, pad_id, worst_batch
 from torch.nn.functional import cross_entropy
+
+from lazytrain.jobs.data import IGNORED, Rows, batches, collate, pad_id, worst_batch
 
 
 def rows_of(*lengths: int) -> Rows:

@@ -141,4 +141,4 @@ def test_the_peak_stays_within_what_the_program_says(family, seed, make_model, f
         for _ in range(2):
             streamed.model(**batch).loss.backward()
         streamed.gradients()
-        assert 0.8 * promised <= streamed.device.peak_bytes <= promised
+        assert 0.7 * promised <= streamed.device.peak_bytes <= promised

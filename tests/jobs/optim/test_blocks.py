@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lazytrain.jobs.layout import Layout
 from lazytrain.jobs.optim.blocks import blocks, chunks, cut
 

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+
 from lazytrain.jobs.optim import HybridAdamW, clip, squares
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lazytrain.jobs.optim import MOMENTUM, ROOT_VARIANCE, FloatCode
 from lazytrain.jobs.optim.codes import dither
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from lazytrain.jobs.errors import CheckpointError, InputError
 from lazytrain.jobs.optim import HybridAdamW, join
 

@@ -5,6 +5,7 @@ import math
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from lazytrain.jobs.optim import join, split
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from lazytrain.jobs.errors import CheckpointError
 from lazytrain.jobs.layout import Layout
 from lazytrain.jobs.optim import HybridAdamW, UnitOptimizer, join

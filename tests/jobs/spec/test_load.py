@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from lazytrain.jobs.errors import SpecError
 from lazytrain.jobs.spec import JobSpec, load_spec
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from lazytrain.jobs.errors import InputError, LazytrainError
 from lazytrain.jobs.tracking import (
     LocalTracker,
+    MetricLog,
     MLflowTracker,
     NullTracker,
     Tracker,
@@ -185,57 +186,84 @@ def test_status_is_what_was_said_first(uri: str, status: Any, open_tracker: Call
     assert only_run(uri).info.end_time
 
 
-def test_status_that_somebody_else_set_is_kept(uri: str, open_tracker: Callable[..., MLflowTracker]) -> None:
-    tracker = open_tracker()
-    tracker._forwarder.send()
-    client(uri).set_terminated(tracker.run_id, "KILLED")
-    tracker.finish("FINISHED")
+def test_status_that_somebody_else_set_is_kept(uri: str, tmp_path: Path) -> None:
+    sender = forwarder(uri, tmp_path)
+    sender.send()
+    client(uri).set_terminated(sender.record.run_id, "KILLED")
+    sender.record.status = "FINISHED"
+    sender.send()
     assert only_run(uri).info.status == "KILLED"
 
 
-ATTEMPT = """
+def forwarder(uri: str, run_dir: Path, **changes: Any) -> Forwarder:
+    """The tracker's forwarder without its thread."""
+    options: dict[str, Any] = {"params": {}, "tags": {JOB_ID: "job-1"}} | changes
+    record = RunRecord.open(run_dir / "mlflow_run.json", uri=uri, experiment=EXPERIMENT, run_name="demo", **options)
+    return Forwarder(record, run_dir / "metrics.jsonl")
+
+
+KILLED = ["created", "described", "sent", "forwarded", "logged"]
+
+ATTEMPTS = """
 import os, signal, sys
+sys.path.insert(0, {tests!r})
 from pathlib import Path
-from lazytrain.jobs.tracking.forwarder import Forwarder
+import mlflow.store.tracking.sqlalchemy_store
 from lazytrain.jobs.tracking.metric_log import MetricLog
-from lazytrain.jobs.tracking.record import JOB_ID, RunRecord
-directory, uri, where = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-log = MetricLog(directory / "metrics.jsonl")
-record = RunRecord.open(
-    directory / "mlflow_run.json", uri=uri, experiment="lab", run_name="demo",
-    params={"lr": 1, "batch": 8}, tags={JOB_ID: "job-1"},
-)
-die = lambda: os.kill(os.getpid(), signal.SIGKILL)
-forwarder = Forwarder(record, log.path)
-for step in range(1, 6):
-    log.append(step, {"loss": float(step)})
-if where == "created":
-    import mlflow
+from lazytrain.jobs.tracking.record import RunRecord
+from test_tracking import KILLED, forwarder
+
+def attempt(directory, where):
+    die = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
     create = mlflow.MlflowClient.create_run
-    mlflow.MlflowClient.create_run = lambda *a, **k: (create(*a, **k), die())
-if where == "described":
-    forwarder._send_metrics = die
-forwarder.send()
-for step in range(6, 13):
-    log.append(step, {"loss": float(step)})
-if where == "sent":
-    RunRecord.save = lambda self: die()
-if where != "logged":
-    forwarder.send()
-die()
+    log = MetricLog(directory / "run" / "metrics.jsonl")
+    sender = forwarder(f"sqlite:///{{directory}}/mlflow.db", directory / "run", params={{"lr": 1, "batch": 8}})
+    for step in range(1, 6):
+        log.append(step, {{"loss": float(step)}})
+    if where == "created":
+        mlflow.MlflowClient.create_run = lambda *a, **k: (create(*a, **k), die())
+    if where == "described":
+        Forwarder = type(sender)
+        Forwarder._send_metrics = die
+    sender.send()
+    for step in range(6, 13):
+        log.append(step, {{"loss": float(step)}})
+    if where == "sent":
+        RunRecord.save = die
+    if where != "logged":
+        sender.send()
+    die()
+
+for where in KILLED:
+    child = os.fork()
+    if child == 0:
+        attempt(Path({root!r}) / where, where)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (where, status)
 """
 
 
-@pytest.mark.parametrize("where", ["created", "described", "sent", "forwarded", "logged"])
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
+    """A store and a run directory for each point at which a process was killed, at step 12 at the latest."""
+    root = tmp_path_factory.mktemp("killed")
+    for where in KILLED:
+        (root / where).mkdir()
+        shutil.copy(empty_store, root / where / "mlflow.db")
+    script = ATTEMPTS.format(tests=str(Path(__file__).parent), root=str(root))
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=200)
+    return root
+
+
+@pytest.mark.parametrize("where", KILLED)
 def test_killed_and_resumed_run_has_every_step_once(
-    uri: str, tmp_path: Path, where: str, open_tracker: Callable[..., MLflowTracker]
+    killed: Path, where: str, open_tracker: Callable[..., MLflowTracker]
 ) -> None:
-    """Killed after step 12, resumed from the checkpoint of step 10: one run, steps 1 to 20 once."""
-    ended = subprocess.run([sys.executable, "-c", ATTEMPT, str(tmp_path / "run"), uri, where], timeout=120)
-    assert ended.returncode == -signal.SIGKILL
-    tracker = open_tracker(params={"lr": 1, "batch": 16})
+    """Resumed from a checkpoint a few steps before the kill: one run, steps 1 to 20 once."""
+    uri = f"sqlite:///{killed / where}/mlflow.db"
+    tracker = open_tracker(uri=uri, run_dir=killed / where / "run", params={"lr": 1, "batch": 16})
     reached = 5 if where in ("created", "described") else 12
-    for step in range(reached - 1, 21):
+    for step in range(reached - 2, 21):
         tracker.log(step, {"loss": float(step)})
     tracker.finish("FINISHED")
     assert history(uri, "loss") == [(step, float(step)) for step in range(1, 21)]
@@ -247,16 +275,16 @@ def test_killed_and_resumed_run_has_every_step_once(
     assert run.data.tags.get("changed.attempt2") == ("batch, config_sha256" if described else None)
 
 
-def test_finished_run_that_is_resumed_is_running_again(uri: str, open_tracker: Callable[..., MLflowTracker]) -> None:
-    first = open_tracker()
-    first.log(1, {"loss": 1.0})
-    first.finish("FAILED")
-    second = open_tracker()
-    second._forwarder.send()
-    assert only_run(uri).info.status == "RUNNING"
-    second.log(2, {"loss": 2.0})
-    second.finish("FINISHED")
-    assert only_run(uri).info.status == "FINISHED"
+def test_finished_run_that_is_resumed_is_running_again(uri: str, tmp_path: Path) -> None:
+    for attempt, status in ((1, "FAILED"), (2, "FINISHED")):
+        log = MetricLog(tmp_path / "metrics.jsonl")
+        log.append(attempt, {"loss": float(attempt)})
+        sender = forwarder(uri, tmp_path)
+        sender.send()
+        assert only_run(uri).info.status == "RUNNING"
+        sender.record.status = status
+        sender.send()
+        assert only_run(uri).info.status == status
     assert history(uri, "loss") == [(1, 1.0), (2, 2.0)]
 
 
@@ -388,26 +416,31 @@ def test_large_backlog_goes_in_requests_that_mlflow_accepts(uri: str, tmp_path: 
     for step in range(1, 301):
         tracker.log(step, {f"metric{i}": float(step) for i in range(12)})
     tracker.finish("FINISHED")
-    record = RunRecord.open(
-        tmp_path / "run" / "mlflow_run.json", uri=uri, experiment=EXPERIMENT, run_name="r", params={}, tags={}
-    )
-    Forwarder(record, tmp_path / "run" / "metrics.jsonl").send()
+    sender = forwarder(uri, tmp_path / "run")
+    sender.send()
     for i in (0, 11):
         assert len(history(uri, f"metric{i}")) == 300
-    assert record.offset == (tmp_path / "run" / "metrics.jsonl").stat().st_size
-    assert record.step == 300
+    assert sender.record.offset == (tmp_path / "run" / "metrics.jsonl").stat().st_size
+    assert sender.record.step == 300
 
 
-RACE = "import sys; from lazytrain.jobs.tracking import create_database; print(create_database(*sys.argv[1:]))"
+RACE = """
+import os, sys
+import mlflow.store.tracking.sqlalchemy_store
+from lazytrain.jobs.tracking import create_database
+racers = []
+for _ in range(4):
+    racers.append(os.fork())
+    if racers[-1] == 0:
+        create_database(*sys.argv[1:])
+        os._exit(0)
+assert [os.waitpid(racer, 0)[1] for racer in racers] == [0] * 4
+"""
 
 
 def test_many_processes_may_create_the_same_store(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/new/mlflow.db"
-    command = [sys.executable, "-c", RACE, uri, EXPERIMENT]
-    racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    ids = [racer.communicate(timeout=120)[0].strip() for racer in racers]
-    assert [racer.returncode for racer in racers] == [0] * 3
-    assert len(set(ids)) == 1
+    subprocess.run([sys.executable, "-c", RACE, uri, EXPERIMENT], check=True, timeout=200)
     assert len(client(uri).search_experiments()) == 2  # MLflow's own "Default" and ours
 
 

@@ -1,0 +1,107 @@
+"""The application: its commands, and the one place where an error becomes words and an exit code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ...jobs.errors import LazytrainError
+from ..logs import quiet_libraries, write_trace
+from ..settings import Settings
+from . import demo, doctor, plan, profile, simulate, train, tune
+
+app = typer.Typer(
+    name="lazytrain",
+    help="Full-parameter fine-tuning of large language models on GPUs far too small to hold them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, _module in {
+    "demo": demo,
+    "plan": plan,
+    "simulate": simulate,
+    "train": train,
+    "tune": tune,
+    "profile": profile,
+    "doctor": doctor,
+}.items():
+    app.command(_name, epilog=_module.EPILOG)(_module.command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"lazytrain {importlib.metadata.version('lazytrain')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def main() -> NoReturn:
+    """The console script."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(run(sys.argv[1:]))
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave the way an exception does, so that everything that was started is stopped."""
+    sys.exit(128 + number)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and give its exit code: 0 done, 1 failed, 2 wrong usage or input, 3 impossible."""
+    as_json = "--json" in arguments
+    quiet_libraries()
+    try:
+        app(args=list(arguments), prog_name="lazytrain")
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if code == 2 and as_json:
+            _print_json(
+                {"code": "usage", "message": "wrong usage, see stderr", "hint": "lazytrain --help", "field": ""}
+            )
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except LazytrainError as error:
+        if as_json:
+            _print_json(error.to_dict())
+        _say(error.message, error.hint)
+        return error.exit_code
+    except Exception as error:
+        log = write_trace(error, Settings.read().log_dir)
+        message = f"unexpected {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        if as_json:
+            _print_json({"code": "unexpected", "message": message, "hint": f"full trace in {log}", "field": ""})
+        _say(message, f"the full trace is in {log}")
+        return 1
+    return 0
+
+
+def _print_json(error: dict[str, str]) -> None:
+    print(json.dumps({"error": error}), flush=True)
+
+
+def _say(message: str, hint: str) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[bold red]error[/bold red] {escape(message)}")
+    if hint:
+        console.print(f"  [bold]hint[/bold] {escape(hint)}")

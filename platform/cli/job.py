@@ -1,0 +1,92 @@
+"""What ``train`` and ``tune`` do alike: read the job, measure the machine, plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from ...jobs.data import Prepared, prepare
+from ...jobs.errors import ModelError
+from ...jobs.executor import Emulated
+from ...jobs.model_facts import ModelFacts
+from ...jobs.spec import JobSpec
+from ...schedulers.hardware import HardwareProfile
+from ...schedulers.planner import Plan
+from ..planning import Limits, device_kind, emulated, facts_of, find_model, make_plan, predicted_batch
+from ..probe import measure
+from ..settings import Settings
+
+LARGEST_BATCH = 256
+"""Where a search of the batch ends when nobody gives a limit."""
+
+
+@dataclass
+class Job:
+    """A job file with its data, and the machine it is to run on."""
+
+    spec: JobSpec
+    data: Prepared
+    device: str | Emulated
+    profile: HardwareProfile
+    limits: Limits
+
+    @classmethod
+    def open(cls, spec: JobSpec, device: str, settings: Settings) -> Job:
+        """Read the data and measure this machine. Raises the typed errors of what is wrong with either."""
+        kind, base = device_kind(device)
+        data = prepare(spec.data, _tokenizer(spec))
+        nvme = Path(spec.plan.nvme) if spec.plan.nvme else settings.nvme_dir
+        if nvme is not None:
+            nvme.mkdir(parents=True, exist_ok=True)
+            spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"nvme": str(nvme)})})
+        profile = measure(base, nvme_dir=nvme, host_reserve_bytes=int(settings.host_reserve)).profile
+        limits = Limits.of(spec)
+        if kind != "emulated":
+            return cls(spec, data, kind, profile, limits)
+        gpu = emulated(profile)
+        if limits.gpu_memory is not None:
+            gpu = replace(gpu, memory_bytes=int(limits.gpu_memory))
+        return cls(spec, data, gpu, profile, limits)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest training row."""
+        return max(map(len, self.data.train.input_ids))
+
+    @property
+    def largest_batch(self) -> int:
+        """Upper end of a search."""
+        return min(LARGEST_BATCH, len(self.data.train))
+
+    def plan_batch(self, source: Any, batch: int) -> tuple[ModelFacts, Plan]:
+        """Facts and plan at ``batch`` rows."""
+        facts = facts_of(source, batch=batch, length=self.length, dtype=self.spec.model.dtype)
+        return facts, make_plan(facts, self.profile, self.limits)
+
+    def planner(self) -> Any:
+        """`plan_batch` for this job's model."""
+        section = self.spec.model
+        return partial(self.plan_batch, find_model(section.path, trust_remote_code=section.trust_remote_code))
+
+    def plan(self) -> Plan:
+        """The plan of the job file's batch; for ``auto``, of the batch with the best prediction."""
+        plan_batch = self.planner()
+        batch = self.spec.train.batch
+        if batch != "auto":
+            answer: Plan = plan_batch(batch)[1]
+            return answer
+        return predicted_batch(lambda rows: plan_batch(rows)[1], low=1, high=self.largest_batch)
+
+
+def _tokenizer(spec: JobSpec) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(spec.model.path, trust_remote_code=spec.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"no tokenizer at {spec.model.path}: {str(error).splitlines()[0]}",
+            hint="model.path is a folder with config.json, safetensors and a tokenizer, or a hub id",
+        ) from error

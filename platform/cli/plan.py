@@ -1,0 +1,141 @@
+"""``lazytrain plan``: policy and prediction for a job or for a model and a GPU; fits or not, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from ...jobs.errors import InputError
+from . import options
+from .output import Output
+from .tables import homes_line, memory_table, prediction_table, reasons_table, solver_line
+
+if TYPE_CHECKING:
+    from ...jobs.model_facts import ModelFacts
+    from ...jobs.spec import JobSpec
+    from ...schedulers.hardware import HardwareProfile
+    from ...schedulers.planner import Plan
+
+EPILOG = "Example:  lazytrain plan --model qwen3.6-27b --gpu H800 --batch 72 --length 1024"
+
+
+def command(
+    spec: Annotated[Path | None, typer.Argument(help="Job file; or use --model, --batch and --length.")] = None,
+    model: Annotated[str | None, typer.Option(help="HF directory or id, config JSON, or a known shape.")] = None,
+    gpu: options.Gpu = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Rows of one micro-batch.")] = None,
+    length: Annotated[int | None, typer.Option(min=2, help="Tokens of one row.")] = None,
+    dtype: Annotated[Literal["bfloat16", "float32"] | None, typer.Option(help="Compute dtype.")] = None,
+    planner: Annotated[str | None, typer.Option(help="paper, megatrain or every_layer.")] = None,
+    solve_seconds: Annotated[float | None, typer.Option(min=0.1, help="Longest time in the solver.")] = None,
+    gpu_memory: options.GpuMemory = None,
+    host_memory: options.HostMemory = None,
+    nvme: options.Nvme = None,
+    h2d_gbps: options.H2d = None,
+    d2h_gbps: options.D2h = None,
+    nvme_read_gbps: options.NvmeRead = None,
+    nvme_write_gbps: options.NvmeWrite = None,
+    host_gbps: options.HostRate = None,
+    efficiency: options.Efficiency = None,
+    out: Annotated[Path | None, typer.Option(help="Write the policy here.")] = None,
+    settings: options.Set = None,
+    as_json: options.Json = False,
+) -> None:
+    """Decide the policy and predict time and memory, without running anything."""
+    with Output.opened(as_json) as output:
+        from ...jobs.spec import load_spec
+        from ...schedulers.hardware import hardware
+        from ..planning import Limits, facts_of, find_model, make_plan
+
+        job = load_spec(spec, settings or ()) if spec is not None else None
+        profile = hardware(
+            _gpu_name(gpu, job),
+            gpu_memory=gpu_memory,
+            host_memory=host_memory,
+            nvme=nvme,
+            h2d_gbps=h2d_gbps,
+            d2h_gbps=d2h_gbps,
+            nvme_read_gbps=nvme_read_gbps,
+            nvme_write_gbps=nvme_write_gbps,
+            host_gbps=host_gbps,
+            efficiency=efficiency,
+        )
+        limits = (Limits.of(job) if job else Limits()).override(
+            planner=planner,
+            gpu_memory=gpu_memory,
+            host_memory=host_memory,
+            nvme=nvme,
+            solve_seconds=solve_seconds,
+        )
+        shape = _Shape.of(job, model, batch, length, dtype)
+        facts = facts_of(find_model(shape.model), batch=shape.batch, length=shape.length, dtype=shape.dtype)
+        answer = make_plan(facts, profile, limits)
+        if answer.policy is not None and out is not None:
+            answer.policy.save(out)
+        output.result(answer.to_dict(), lambda console: draw(console, answer, facts, profile))
+        if not answer.feasible:
+            raise typer.Exit(3)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What is planned for: the command line's word goes before the job file's."""
+
+    model: str
+    batch: int
+    length: int
+    dtype: Literal["bfloat16", "float32"]
+
+    @classmethod
+    def of(
+        cls,
+        job: JobSpec | None,
+        model: str | None,
+        batch: int | None,
+        length: int | None,
+        dtype: Literal["bfloat16", "float32"] | None,
+    ) -> _Shape:
+        if job is not None:
+            model = model or job.model.path
+            batch = batch or (job.train.batch if job.train.batch != "auto" else None)
+            length = length or job.data.max_length
+            dtype = dtype or job.model.dtype
+        missing = [name for name, value in (("--model", model), ("--batch", batch), ("--length", length)) if not value]
+        if model is None or batch is None or length is None:
+            raise InputError(
+                f"nothing says what to plan for: {', '.join(missing)} missing",
+                hint="lazytrain plan SPEC reads them from the job file; with train.batch: auto give --batch,"
+                " or let lazytrain tune search it",
+            )
+        return cls(model, batch, length, dtype or "bfloat16")
+
+
+def _gpu_name(gpu: str | None, job: JobSpec | None) -> str:
+    if gpu is not None:
+        return gpu
+    if job is not None and job.resources.gpu:
+        return job.resources.gpu[0]
+    raise InputError(
+        "nothing says for which GPU to plan",
+        hint="give --gpu H800, or --gpu profile.json with a profile that lazytrain profile --out profile.json wrote",
+    )
+
+
+def draw(console: Console, answer: Plan, facts: ModelFacts, profile: HardwareProfile) -> None:
+    """The plan for a person."""
+    console.print(
+        f"[bold]{facts.architecture}[/bold], {facts.parameters / 1e9:.3g} B parameters, "
+        f"{facts.micro_batch} x {facts.sequence_length} tokens, on {profile.name}"
+    )
+    if answer.policy is None or answer.predicted is None:
+        console.print("[red]does not fit[/red]")
+        console.print(reasons_table(answer.reasons))
+        return
+    console.print(homes_line(answer.policy))
+    console.print(solver_line(answer))
+    console.print(prediction_table({"this plan": answer.predicted, **answer.baselines}))
+    console.print(memory_table(answer.policy, facts, answer.predicted))

@@ -1,0 +1,102 @@
+"""``lazytrain train``: one job in this process, without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ...jobs.units import format_bytes
+from ..settings import Settings
+from . import options
+from .output import Bars, Output
+from .signals import stop_on_signal
+from .tables import homes_line, seconds
+
+if TYPE_CHECKING:
+    from ...jobs.policy import Policy
+    from ...jobs.spec import JobSpec
+    from ...jobs.train import Result
+
+EPILOG = "Example:  lazytrain train job.yaml --device emulated:RTX3090 --set train.max_steps=20"
+
+
+def command(
+    spec: options.Spec,
+    policy: Annotated[Path | None, typer.Option(help="Train with this policy instead of planning.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or emulated:GPU.")] = "auto",
+    settings: options.Set = None,
+    as_json: options.Json = False,
+) -> None:
+    """Plan and train one job here, or go on with it from its last checkpoint.
+
+    Ctrl-C asks the run to save a checkpoint and end; a second Ctrl-C ends it at once.
+    """
+    with Output.opened(as_json) as output:
+        from ...jobs.policy import Policy
+        from ...jobs.spec import load_spec
+
+        job = load_spec(spec, settings or ())
+        given = Policy.load(policy) if policy is not None else None
+        with output.progress() as bars, stop_on_signal() as request:
+            result, decided = _train(job, given, device, bars, request.requested)
+        output.result(result.model_dump(mode="json"), lambda console: _draw(console, result, decided))
+        if request.requested():
+            raise typer.Exit(128 + request.number)
+
+
+def _train(
+    spec: JobSpec, given: Policy | None, device: str, bars: Bars, stop: Callable[[], bool]
+) -> tuple[Result, Policy]:
+    from ...jobs.train import train
+    from ..planning import feasible_policy
+    from .job import Job
+
+    bars.stage("reading the data and measuring this machine")
+    job = Job.open(spec, device, Settings.read())
+    decided = given or _earlier_policy(spec)
+    if decided is None:
+        bars.stage("planning")
+        decided = feasible_policy(job.plan())
+    bars.say(homes_line(decided))
+    bars.stage("training")
+
+    def on_progress(record: Mapping[str, float]) -> None:
+        bars.set_total(record["total_steps"])
+        if "loss" in record:
+            bars.advance(record["step"], f"loss {record['loss']:.3f}")
+        if "exact_match" in record:
+            bars.say(f"held-out exact match at step {record['step']:.0f}: {record['exact_match']:.1%}")
+
+    return train(job.spec, policy=decided, device=job.device, stop=stop, progress=on_progress), decided
+
+
+def _earlier_policy(spec: JobSpec) -> Policy | None:
+    """The policy of the run that goes on: its batch and its step numbers must stay what they were."""
+    from ...jobs.policy import Policy
+
+    path = Path(spec.output.dir) / "policy.json"
+    resumes = any((Path(spec.output.dir) / "checkpoints").glob("*"))
+    return Policy.load(path) if resumes and path.exists() else None
+
+
+def _draw(console: Console, result: Result, policy: Policy) -> None:
+    table = Table(title=f"{result.status} after {result.steps} steps", show_header=False)
+    table.add_row("policy", homes_line(policy))
+    table.add_row("loss", f"{result.loss:.4f}")
+    if result.exact_match is not None:
+        before = f"{result.exact_match_before:.1%} -> " if result.exact_match_before is not None else ""
+        table.add_row("held-out exact match", f"{before}{result.exact_match:.1%}")
+    predicted = f", predicted {seconds(result.predicted_step_s)}" if result.predicted_step_s else ""
+    table.add_row("step", f"{seconds(result.step_s)}{predicted}")
+    table.add_row("tokens/s", f"{result.tokens_per_s:,.0f}")
+    table.add_row("peak device memory", format_bytes(result.peak_gpu_bytes))
+    table.add_row("host memory", format_bytes(result.host_bytes))
+    console.print(table)
+    console.print(f"everything is in {result.run_dir}", soft_wrap=True)
+    if result.status == "stopped":
+        console.print("run the same command again to go on")

@@ -1,0 +1,134 @@
+"""A Ray of our own on this machine: loopback only, small object store, gone when closed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import ray
+from ray._private import ray_constants
+
+from ...jobs.errors import LazytrainError
+from ..settings import Settings
+
+KIND_LABEL = "lt/gpu-kind"
+"""Ray's own accelerator label reads device 0 only and changes its spelling between versions."""
+NAMESPACE = "lazytrain"
+
+
+class LocalRay:
+    """Starts Ray when built and stops all of its processes on `close` (or at the end of a ``with`` block)."""
+
+    def __init__(self, settings: Settings, *, kind: str = "", cpus: int | None = None, gpus: int = 1) -> None:
+        if ray.is_initialized():
+            raise LazytrainError("this process is already connected to a Ray cluster", hint="close that one first")
+        self.cpus = cpus or os.cpu_count() or 1
+        self._directory = Path(tempfile.mkdtemp(prefix="lt-", dir=settings.ray_temp))
+        self._environment = _Environment(_variables(settings, self.cpus))
+        try:
+            self._start(settings, kind, gpus)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, settings: Settings, kind: str, gpus: int) -> None:
+        # Ray's name for "this Ray is one machine": every socket is then bound to the loopback address. The variable is
+        # for the processes it starts; in this one, Ray has read it when it was imported.
+        ray_constants.ENABLE_RAY_CLUSTER = False
+        ray.init(
+            address="local",
+            num_cpus=self.cpus,
+            num_gpus=gpus,
+            labels={KIND_LABEL: label_value(kind)} if kind else None,
+            object_store_memory=int(settings.ray_object_store),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+            namespace=NAMESPACE,
+            _temp_dir=str(self._directory),
+        )
+
+    def close(self) -> None:
+        """Stop Ray's processes and delete its session directory; safe to call twice."""
+        try:
+            ray.shutdown()
+        finally:
+            self._environment.restore()
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> LocalRay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def label_value(text: str) -> str:
+    """``text`` as a Ray label value: letters, digits, ``-``, ``_`` and ``.``, at most 63 characters."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:63]
+
+
+def _variables(settings: Settings, cpus: int) -> dict[str, str | None]:
+    """What Ray and the processes it starts read from the environment; None is a variable that must not be set."""
+    variables: dict[str, str | None] = {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # Ray has read this variable when it was imported; without it a new local cluster asks for a token.
+        "RAY_AUTH_MODE": None if settings.ray_auth == "token" else settings.ray_auth,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_memory_usage_threshold": str(settings.ray_memory_threshold),
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # The newer output of Ray Tune prints a table whatever its verbosity.
+        "RAY_AIR_NEW_OUTPUT": "0",
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+        # Ray gives a worker one OpenMP thread per reserved CPU unless the variable is there.
+        "OMP_NUM_THREADS": str(cpus),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    if settings.ray_auth == "token":
+        variables["RAY_AUTH_TOKEN_PATH"] = str(_token_file(settings.ray_token_path))
+    return variables
+
+
+def _token_file(path: Path) -> Path:
+    """The token's file, made on first use, readable by its owner only."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+    return path
+
+
+class _Environment:
+    """Variables set for as long as Ray runs, because its C++ side reads them at its own times."""
+
+    def __init__(self, variables: Mapping[str, str | None]) -> None:
+        self._before = {name: os.environ.get(name) for name in variables}
+        _set(variables)
+
+    def restore(self) -> None:
+        _set(self._before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

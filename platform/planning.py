@@ -1,0 +1,205 @@
+"""From a job file to a plan: find the model's shape, take its facts at a batch, ask the planner."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from ..jobs.errors import DoesNotFit, HardwareError, ModelError
+from ..jobs.executor.devices import Emulated
+from ..jobs.introspect import DType, model_facts
+from ..jobs.model_facts import ModelFacts
+from ..jobs.policy import Policy
+from ..jobs.spec import JobSpec
+from ..jobs.units import format_bytes
+from ..schedulers.batch_search import BatchSearch, Probe
+from ..schedulers.hardware import HardwareProfile, hardware, known_models, model_config
+from ..schedulers.planner import Plan, plan
+from ..schedulers.simulator import simulate
+
+PLAIN_BYTES_PER_PARAMETER = 16
+"""Mixed-precision AdamW without offloading: bf16 weight and gradient, float32 master, m and v."""
+
+ModelSource: TypeAlias = "PretrainedConfig | dict[str, Any]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the planner may use; None means what the profile offers."""
+
+    planner: str = "paper"
+    gpu_memory: str | int | None = None
+    host_memory: str | int | None = None
+    nvme: str | int | None = None
+    solve_seconds: float = 20.0
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Limits:
+        """The limits that the job file states."""
+        section = spec.plan
+        return cls(
+            planner=section.planner,
+            gpu_memory=None if section.gpu_memory == "auto" else section.gpu_memory,
+            host_memory=None if section.host_memory == "auto" else section.host_memory,
+            nvme=None if section.nvme else 0,
+            solve_seconds=section.solve_seconds,
+        )
+
+    def override(self, **given: Any) -> Limits:
+        """These limits with every given value that is not None in place of its own."""
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
+
+
+def find_model(name: str, *, trust_remote_code: bool = False) -> ModelSource:
+    """The configuration of a model: a shape known by name, a configuration file, an HF directory or a hub id."""
+    if name.lower() in known_models():
+        return model_config(name)
+    path = Path(name)
+    if path.is_file():
+        return _config_file(path)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"no model configuration at {name}: {str(error).splitlines()[0]}",
+            hint=f"give a directory, a config.json, a hub id, or one of {', '.join(known_models())}",
+        ) from error
+    return config
+
+
+def _config_file(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not a model configuration: {error}") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ModelError(f"{path} is not a model configuration: it has no model_type")
+    return config
+
+
+def facts_of(source: ModelSource, *, batch: int, length: int, dtype: DType = "bfloat16") -> ModelFacts:
+    """Facts of the model at ``batch`` rows of ``length`` tokens. Raises ModelError."""
+    return model_facts(source, micro_batch=batch, sequence_length=length, dtype=dtype)
+
+
+def make_plan(facts: ModelFacts, profile: HardwareProfile, limits: Limits) -> Plan:
+    """The planner's answer; a plan that does not fit is an answer too."""
+    return plan(
+        facts,
+        profile,
+        planner=limits.planner,
+        gpu_memory=limits.gpu_memory,
+        host_memory=limits.host_memory,
+        nvme=limits.nvme,
+        solve_seconds=limits.solve_seconds,
+    )
+
+
+def feasible_policy(answer: Plan) -> Policy:
+    """The policy of a feasible plan. Raises DoesNotFit with the reasons otherwise."""
+    if answer.policy is None:
+        raise does_not_fit(answer)
+    return answer.policy
+
+
+def does_not_fit(answer: Plan) -> DoesNotFit:
+    """The reasons of an infeasible plan as an error."""
+    reasons = tuple(reason.model_dump(mode="json") for reason in answer.reasons)
+    short = "; ".join(
+        f"{r.resource} needs {format_bytes(r.needed_bytes)}, has {format_bytes(r.available_bytes)}"
+        for r in answer.reasons
+    )
+    hint = answer.reasons[0].hint if answer.reasons else ""
+    return DoesNotFit(f"no plan fits: {short}", reasons=reasons, hint=hint)
+
+
+def device_kind(text: str) -> tuple[str, HardwareProfile | None]:
+    """What ``--device`` names: ``cpu`` or ``cuda``, or ``emulated`` with the profile of the GPU to emulate.
+
+    ``auto`` is the GPU if there is one. Raises HardwareError for anything else.
+    """
+    if text == "auto":
+        return ("cuda" if torch.cuda.is_available() else "cpu"), None
+    if text in ("cpu", "cuda"):
+        return text, None
+    kind, _, gpu = text.partition(":")
+    if kind == "emulated" and gpu:
+        return "emulated", hardware(gpu).model_copy(update={"device": "emulated"})
+    raise HardwareError(
+        f"no device is called {text!r}", hint="use auto, cpu, cuda or emulated:GPU, as in emulated:H800"
+    )
+
+
+def emulated(profile: HardwareProfile) -> Emulated:
+    """The emulated device with the memory and the links of ``profile``."""
+    return Emulated(
+        memory_bytes=profile.gpu_budget_bytes,
+        h2d_bytes_s=profile.h2d_bytes_s,
+        d2h_bytes_s=profile.d2h_bytes_s,
+        nvme_read_bytes_s=profile.nvme_read_bytes_s,
+        nvme_write_bytes_s=profile.nvme_write_bytes_s,
+    )
+
+
+def plain_training_bytes(facts: ModelFacts) -> int:
+    """GPU bytes of training the model without streaming: all states, and all that autograd keeps."""
+    kept = sum(unit.saved_bytes for unit in facts.units)
+    return facts.parameters * PLAIN_BYTES_PER_PARAMETER + kept + facts.side_bytes + facts.head.backward_workspace_bytes
+
+
+def predicted_batch(plan_batch: Callable[[int], Plan], *, low: int, high: int) -> Plan:
+    """The plan of the batch with the most predicted tokens/s; nothing is run. Raises DoesNotFit when none fits."""
+    search = BatchSearch(low, high, "throughput")
+    plans: dict[int, Plan] = {}
+    while (batch := search.ask()) is not None:
+        answer = plans[batch] = plan_batch(batch)
+        speed = answer.predicted.tokens_per_s if answer.predicted else 0.0
+        search.tell(
+            batch, Probe(answer.feasible, speed, reason="" if answer.feasible else does_not_fit(answer).message)
+        )
+    return plans[search.best.batch]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A step that was run: by which policy, and how long it took."""
+
+    facts: ModelFacts
+    policy: Policy
+    step_s: float
+
+
+def calibrate(profile: HardwareProfile, observations: Sequence[Observation]) -> HardwareProfile:
+    """``profile`` with the efficiency at which the predicted step times come closest to the measured ones.
+
+    The square of log(predicted / measured) is minimised by golden-section search; predicted time falls with efficiency,
+    so there is one minimum. Without observations the profile is returned as it is.
+    """
+    if not observations:
+        return profile
+
+    def miss(log_efficiency: float) -> float:
+        tried = profile.model_copy(update={"efficiency": math.exp(log_efficiency)})
+        return sum(math.log(simulate(o.policy, o.facts, tried).step_s / o.step_s) ** 2 for o in observations)
+
+    best = golden_section(miss, math.log(1e-4), 0.0)
+    return profile.model_copy(update={"efficiency": math.exp(best)})
+
+
+def golden_section(function: Callable[[float], float], low: float, high: float, *, steps: int = 30) -> float:
+    """Where a function with one minimum in [low, high] has it."""
+    ratio = (math.sqrt(5) - 1) / 2
+    for _ in range(steps):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        if function(left) <= function(right):
+            high = right
+        else:
+            low = left
+    return (low + high) / 2

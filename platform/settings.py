@@ -1,0 +1,71 @@
+"""The platform's own settings, read once from ``LAZYTRAIN_*`` variables; nothing else reads the environment."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+
+from ..jobs.errors import InputError
+
+PREFIX = "LAZYTRAIN_"
+
+
+class Settings(BaseModel):
+    """How this installation runs. Each field is read from ``LAZYTRAIN_`` and its name in capitals."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".lazytrain")
+    """Where logs and tokens are kept."""
+    nvme_dir: Path | None = None
+    """Directory of the NVMe tier; without it a job must name one."""
+    ray_auth: Literal["token", "disabled"] = "token"
+    """Whether a local Ray asks every connection for the token in ``ray_token_path``."""
+    ray_temp: Path = Path("/tmp")
+    """Parent of the session directory of a local Ray: a short path, because a Unix socket's has 107 bytes at most."""
+    ray_object_store: ByteSize = Field(default=ByteSize(80 * 2**20), ge=80 * 2**20, le=2**30)
+    """Shared memory of a local Ray. No tensor travels through it, so that the memory is left for offloading."""
+    ray_memory_threshold: float = Field(default=0.97, gt=0.0, le=1.0)
+    """Share of the host memory in use from which Ray kills a worker before the kernel kills something else."""
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    """Longest wait for a process on the cluster to start."""
+    stop_timeout_s: float = Field(default=20.0, gt=0)
+    """Longest wait for a training process to flush and leave after it was asked to."""
+    host_reserve: ByteSize = Field(default=ByteSize(2**30), ge=0)
+    """Host memory that no plan may use: the operating system and the processes beside the training process."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Settings from the environment. Raises InputError for an unknown name or a value that does not validate."""
+        source = os.environ if environ is None else environ
+        given = {name[len(PREFIX) :].lower(): text for name, text in source.items() if name.startswith(PREFIX)}
+        _refuse_unknown(given)
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = PREFIX + str(first["loc"][0]).upper()
+            raise InputError(f"{name}={first['input']} is not valid: {first['msg']}") from error
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the traces of unexpected errors go."""
+        return self.home / "logs"
+
+    @property
+    def ray_token_path(self) -> Path:
+        """File with the token of a local Ray, readable by its owner only."""
+        return self.home / "ray_token"
+
+
+def _refuse_unknown(given: Mapping[str, str]) -> None:
+    for name in given:
+        if name not in Settings.model_fields:
+            near = difflib.get_close_matches(name, Settings.model_fields, n=1)
+            meant = f"did you mean {PREFIX}{near[0].upper()}?" if near else "unset it"
+            raise InputError(f"the environment variable {PREFIX}{name.upper()} is no setting of lazytrain", hint=meant)

@@ -1,0 +1,105 @@
+"""What operations cost: the seconds of each one on a machine, and the bytes of the model's state on the host."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..jobs.model_facts import ModelFacts, UnitFacts
+from ..jobs.policy import Op, Policy, Program, lower
+from ..jobs.policy.artifact import Home
+from .hardware import HardwareProfile
+
+BACKWARD_FORWARDS: Final = 2.0
+"""Backward costs two forwards: one product for the gradient of the input, one for that of the weights."""
+STATE_BYTES: Final = 2 + 2 * 4 / 256
+"""Optimizer state of one parameter: m and v in 8 bits, each with a float32 scale per block of 256."""
+MASTER_BYTES: Final = 4
+"""The exact float32 weight; with bfloat16 its high half is what streams to the GPU."""
+
+_LINKS: Final = {
+    "load": "h2d_bytes_s",
+    "reload": "h2d_bytes_s",
+    "offload": "d2h_bytes_s",
+    "gradient": "d2h_bytes_s",
+    "write": "nvme_write_bytes_s",
+    "read": "nvme_read_bytes_s",
+}
+_HOST_PASSES: Final = {"accumulate": 3, "norm": 1}
+"""How often a host operation touches its gradient's bytes: adding reads two and writes one, the norm reads."""
+
+
+def op_seconds(op: Op, facts: ModelFacts, profile: HardwareProfile) -> float:
+    """Seconds that ``op`` takes alone on its stream."""
+    if op.kind in _LINKS:
+        rate: float = getattr(profile, _LINKS[op.kind])
+        return op.bytes / rate
+    if op.kind == "update":
+        return facts.units[op.unit].parameters / profile.update_parameters_s
+    if op.kind in _HOST_PASSES:
+        return _HOST_PASSES[op.kind] * op.bytes / profile.host_bytes_s
+    if op.kind == "clip":
+        return 0.0
+    return _forwards(op, facts.units[op.unit]) * forward_seconds(facts.units[op.unit], facts, profile) + (
+        profile.operation_overhead_s
+    )
+
+
+def forward_seconds(unit: UnitFacts, facts: ModelFacts, profile: HardwareProfile) -> float:
+    """Seconds of one forward of ``unit`` on one micro-batch."""
+    return unit.forward_flops / profile.flops(facts.dtype)
+
+
+def layer_forwards(program: Program, facts: ModelFacts) -> float:
+    """Layer compute of one micro-batch in units of one forward: 3 keeps everything, 4 checkpoints every layer."""
+    layers = range(len(facts.before), len(facts.before) + len(facts.layers))
+    work = sum(
+        _forwards(op, facts.units[op.unit]) * facts.units[op.unit].forward_flops
+        for op in program.ops
+        if op.stream == "compute" and op.unit in layers and op.micro == 0
+    )
+    return work / sum(layer.forward_flops for layer in facts.layers)
+
+
+def host_bytes(facts: ModelFacts, policy: Policy, program: Program | None = None) -> dict[str, int]:
+    """Bytes on the host by purpose; the sum is what a job needs beside the Python process itself.
+
+    ``weights`` is what streams to the GPU, ``master`` what the exact float32 weights need beyond it. With bfloat16 the
+    state is 2 + 2 + 2.03 + 2 = 8.03 bytes per parameter. ``program`` saves lowering the policy again.
+    """
+    program = program or lower(policy, facts)
+    staging = _static_host_bytes(program)
+    return {
+        **state_bytes(facts),
+        "activations": program.peak_bytes("host") - staging,
+        "staging": staging,
+    }
+
+
+def state_bytes(facts: ModelFacts) -> dict[str, int]:
+    """Bytes of the model's state on the host, which no policy changes."""
+    return {
+        "weights": facts.parameters * facts.element_bytes,
+        "master": facts.parameters * (MASTER_BYTES - facts.element_bytes),
+        "optimizer_state": round(facts.parameters * STATE_BYTES),
+        "gradients": facts.parameters * facts.element_bytes,
+    }
+
+
+def staging_bytes(facts: ModelFacts, home: Home, accumulation: int = 1) -> int:
+    """Host buffers through which copies pass when boundaries live in ``home``."""
+    homes: list[Home] = [home if i else "gpu" for i in range(len(facts.layers))]
+    program = lower(Policy.from_homes(facts, [*homes, "gpu"], accumulation=accumulation), facts)
+    return _static_host_bytes(program)
+
+
+def _static_host_bytes(program: Program) -> int:
+    return sum(buffer.bytes for buffer in program.buffers if buffer.tier == "host" and not buffer.acquired_by)
+
+
+def _forwards(op: Op, unit: UnitFacts) -> float:
+    """Compute of an operation in units of the unit's forward."""
+    if op.kind == "loss":
+        return 1 + BACKWARD_FORWARDS  # the chunked head makes its gradients at once
+    if op.kind == "backward":
+        return 0.0 if unit.kind == "head" else 1 + BACKWARD_FORWARDS  # re-forward with a graph, then backward
+    return 1.0

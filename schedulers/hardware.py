@@ -1,0 +1,245 @@
+"""Machines: what a GPU and the node around it can hold and move.
+
+``hardware("RTX3090")`` takes the facts of a known GPU from ``machines.json``, ``hardware("node.json")`` those that a
+probe measured. A GPU that nobody knows is refused, never guessed. ``machines.json`` also knows some models' shapes by
+name, so that planning for them needs no download.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from ..jobs.errors import HardwareError, ModelError
+from ..jobs.frozen import Frozen, digest
+from ..jobs.units import parse_bytes
+
+GB = 1e9
+BYTES_PER_UPDATE = 16
+"""Host memory traffic of one parameter's update: split master, gradient and 8-bit states read, all but one written."""
+CUDA_SHARE = 0.92
+"""Share of a CUDA GPU's memory that a plan may use: the rest is the context and what the allocator rounds away."""
+
+
+class HardwareProfile(Frozen):
+    """One GPU and its share of a node. Rates are per second; a link's rate holds for each direction on its own."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    name: str = Field(min_length=1)
+    """What people call this machine."""
+    kind: str = Field(min_length=1)
+    """The GPU's model, as job files name it: ``H800``, ``RTX3090``."""
+    device: Literal["cuda", "emulated", "cpu"] = "cuda"
+    gpu_memory_bytes: int = Field(gt=0)
+    matmul_flops: dict[str, float] = Field(min_length=1)
+    """Dense matrix-product rate by dtype name (``bfloat16``, ``float32``), floating-point operations per second."""
+    efficiency: float = Field(default=0.5, gt=0, le=1)
+    """Share of ``matmul_flops`` that whole layers reach."""
+    operation_overhead_s: float = Field(default=0.0, ge=0)
+    """Seconds of each compute operation beside its arithmetic (Python, launches); matters for tiny models only."""
+    h2d_bytes_s: float = Field(gt=0)
+    d2h_bytes_s: float = Field(gt=0)
+    host_memory_bytes: int = Field(gt=0)
+    """Host memory that the job may use."""
+    host_bytes_s: float = Field(gt=0)
+    """Bandwidth of host memory."""
+    update_parameters_s: float = Field(gt=0)
+    """Parameters that the CPU optimizer updates per second."""
+    nvme_bytes: int = Field(default=0, ge=0)
+    """Room for boundaries on NVMe; 0 means that there is none."""
+    nvme_read_bytes_s: float = Field(default=2.83e9, gt=0)
+    nvme_write_bytes_s: float = Field(default=3.35e9, gt=0)
+
+    @property
+    def gpu_budget_bytes(self) -> int:
+        """GPU memory that a plan may fill when nobody says otherwise."""
+        return int(self.gpu_memory_bytes * CUDA_SHARE) if self.device == "cuda" else self.gpu_memory_bytes
+
+    @property
+    def digest(self) -> str:
+        """Identifies the profile: plans made from equal profiles carry equal digests."""
+        return digest(self.model_dump(mode="json"))
+
+    def flops(self, dtype: str) -> float:
+        """Rate at which layers compute in ``dtype``, operations per second. Raises HardwareError if it is not known."""
+        if dtype not in self.matmul_flops:
+            raise HardwareError(
+                f"the profile of {self.name} has no rate for {dtype}, only for {', '.join(sorted(self.matmul_flops))}",
+                hint=f"measure it with lazytrain profile, or add matmul_flops.{dtype} to the profile",
+            )
+        return self.matmul_flops[dtype] * self.efficiency
+
+
+class Budgets(Frozen):
+    """Bytes that one job may fill in each tier."""
+
+    gpu_bytes: int
+    host_bytes: int
+    nvme_bytes: int
+
+    def by_tier(self) -> dict[str, int]:
+        """The budgets by name of the tier: ``gpu``, ``host``, ``nvme``."""
+        return {"gpu": self.gpu_bytes, "host": self.host_bytes, "nvme": self.nvme_bytes}
+
+    @classmethod
+    def of(
+        cls,
+        profile: HardwareProfile,
+        *,
+        gpu_memory: str | int | None = None,
+        host_memory: str | int | None = None,
+        nvme: str | int | None = None,
+    ) -> Budgets:
+        """What the machine offers, unless told otherwise (``"70GB"`` or bytes). Raises InputError for a bad amount."""
+        return cls(
+            gpu_bytes=profile.gpu_budget_bytes if gpu_memory is None else parse_bytes(gpu_memory),
+            host_bytes=profile.host_memory_bytes if host_memory is None else parse_bytes(host_memory),
+            nvme_bytes=profile.nvme_bytes if nvme is None else parse_bytes(nvme),
+        )
+
+
+def hardware(
+    name_or_path: str | Path,
+    *,
+    gpu_memory: str | int | None = None,
+    host_memory: str | int | None = None,
+    nvme: str | int | None = None,
+    h2d_gbps: float | None = None,
+    d2h_gbps: float | None = None,
+    nvme_read_gbps: float | None = None,
+    nvme_write_gbps: float | None = None,
+    host_gbps: float | None = None,
+    efficiency: float | None = None,
+) -> HardwareProfile:
+    """The profile of a known GPU, or of a profile file, with single facts replaced.
+
+    ``name_or_path`` is a name of ``machines.json`` in any usual spelling (``"NVIDIA GeForce RTX 3090"``) or the path of
+    a JSON file with the fields of `HardwareProfile`. Memory is text such as ``"70GB"`` or bytes; rates are 1e9 bytes
+    per second. Raises HardwareError for an unknown GPU, a bad file or a bad value, InputError for a bad amount of
+    memory.
+    """
+    text = str(name_or_path)
+    is_file = text.endswith(".json") or Path(text).is_file()
+    base = _read_profile(Path(text)) if is_file else _known(text)
+    sizes = {"gpu_memory_bytes": gpu_memory, "host_memory_bytes": host_memory, "nvme_bytes": nvme}
+    rates = {
+        "h2d_bytes_s": h2d_gbps,
+        "d2h_bytes_s": d2h_gbps,
+        "nvme_read_bytes_s": nvme_read_gbps,
+        "nvme_write_bytes_s": nvme_write_gbps,
+        "host_bytes_s": host_gbps,
+    }
+    changes: dict[str, Any] = {key: parse_bytes(size) for key, size in sizes.items() if size is not None}
+    changes |= {key: rate * GB for key, rate in rates.items() if rate is not None}
+    if host_gbps is not None:
+        changes["update_parameters_s"] = host_gbps * GB / BYTES_PER_UPDATE
+    if efficiency is not None:
+        changes["efficiency"] = efficiency
+    return _validate(base.model_dump() | changes, text) if changes else base
+
+
+def known_gpus() -> tuple[str, ...]:
+    """Names of the GPUs that ``machines.json`` describes."""
+    return tuple(_machines()["gpus"])
+
+
+def known_models() -> tuple[str, ...]:
+    """Names of the model shapes that ``machines.json`` describes."""
+    return tuple(_machines()["models"])
+
+
+def model_config(name: str) -> dict[str, Any]:
+    """The Hugging Face configuration of a model known by name, a new dict. Raises ModelError with the nearest names."""
+    models = _machines()["models"]
+    key = name.strip().lower()
+    if key not in models:
+        near = difflib.get_close_matches(key, models, n=3, cutoff=0.4)
+        raise ModelError(
+            f"no model shape is called {name!r}",
+            hint=f"nearest: {', '.join(near)}" if near else f"known: {', '.join(models)}",
+        )
+    config: dict[str, Any] = json.loads(json.dumps(models[key]))
+    return config
+
+
+@cache
+def _machines() -> dict[str, Any]:
+    text = resources.files(__package__).joinpath("machines.json").read_text(encoding="utf-8")
+    machines: dict[str, Any] = json.loads(text)
+    return machines
+
+
+def _spelling(name: str) -> str:
+    """``NVIDIA GeForce RTX 3090`` and ``rtx-3090`` become ``rtx3090``."""
+    words = re.sub(r"\b(nvidia|geforce|tesla|graphics|gpu)\b", " ", name.lower())
+    return re.sub(r"[^a-z0-9]", "", words)
+
+
+@cache
+def _spellings() -> dict[str, str]:
+    return {
+        _spelling(spelling): name
+        for name, gpu in _machines()["gpus"].items()
+        for spelling in (name, *gpu["aliases"])
+    }  # fmt: skip
+
+
+def _known(name: str) -> HardwareProfile:
+    spellings = _spellings()
+    canonical = spellings.get(_spelling(name))
+    if canonical is None:
+        near = difflib.get_close_matches(_spelling(name), spellings, n=8, cutoff=0.3)
+        names = list(dict.fromkeys(spellings[spelling] for spelling in near))[:4] or list(known_gpus())
+        raise HardwareError(
+            f"no GPU is called {name!r}",
+            hint=f"nearest: {', '.join(names)}; for any other, name the file of a measured profile (lazytrain profile)",
+        )
+    machines = _machines()
+    gpu, node = machines["gpus"][canonical], machines["node"]
+    return HardwareProfile(
+        name=canonical,
+        kind=canonical,
+        gpu_memory_bytes=gpu["gpu_memory_mib"] << 20,
+        matmul_flops={dtype: tflops * 1e12 for dtype, tflops in gpu["tflops"].items()},
+        efficiency=gpu["efficiency"],
+        h2d_bytes_s=gpu["link_gb_s"] * GB,
+        d2h_bytes_s=gpu["link_gb_s"] * GB,
+        host_memory_bytes=gpu["host_memory_gib"] << 30,
+        host_bytes_s=gpu["host_gb_s"] * GB,
+        update_parameters_s=gpu["host_gb_s"] * GB / BYTES_PER_UPDATE,
+        nvme_bytes=int(node["nvme_gb"] * GB),
+        nvme_read_bytes_s=node["nvme_read_gb_s"] * GB,
+        nvme_write_bytes_s=node["nvme_write_gb_s"] * GB,
+    )
+
+
+def _read_profile(path: Path) -> HardwareProfile:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HardwareError(
+            f"cannot read hardware profile {path}: {error.strerror}",
+            hint="write one with lazytrain profile, or name a known GPU such as H800",
+        ) from error
+    except ValueError as error:
+        raise HardwareError(f"{path} is not a hardware profile: not JSON ({error})") from error
+    return _validate(fields, str(path))
+
+
+def _validate(fields: Any, source: str) -> HardwareProfile:
+    try:
+        return HardwareProfile.model_validate(fields)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
+        raise HardwareError(
+            f"{source} is not a valid hardware profile: {'; '.join(problems)}",
+            hint="lazytrain profile writes a complete one",
+        ) from error

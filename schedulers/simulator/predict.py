@@ -1,0 +1,42 @@
+"""From a policy, a model and a machine to a timeline, and to the few numbers that a plan promises."""
+
+from __future__ import annotations
+
+from ...jobs.model_facts import ModelFacts
+from ...jobs.policy import Policy, Predicted, Program, lower
+from ...jobs.timeline import Timeline
+from ..costs import host_bytes, layer_forwards, op_seconds, state_bytes
+from ..hardware import HardwareProfile
+from .run import run
+
+
+def simulate(policy: Policy, facts: ModelFacts, profile: HardwareProfile) -> Timeline:
+    """The predicted timeline of one optimizer step. Raises ProgramError for a policy made for other facts."""
+    return _run(lower(policy, facts), facts, profile)
+
+
+def predict(policy: Policy, facts: ModelFacts, profile: HardwareProfile, program: Program | None = None) -> Predicted:
+    """What one optimizer step should take and use. ``program`` saves lowering the policy again.
+
+    ``peak_gpu_bytes`` is the bound that holds whatever the speed of any link, so a plan that respects it cannot run out
+    of memory; ``host_bytes_per_parameter`` counts the model's state alone. Raises ProgramError as `simulate`.
+    """
+    program = program or lower(policy, facts)
+    timeline = _run(program, facts, profile)
+    step_s = timeline.step_s
+    tokens = facts.tokens * policy.accumulation
+    return Predicted(
+        step_s=step_s,
+        tokens_per_s=tokens / step_s,
+        tflops_6n=6 * facts.parameters * tokens / step_s / 1e12,
+        compute_units=layer_forwards(program, facts),
+        peak_gpu_bytes=program.peak_bytes("gpu"),
+        peak_host_bytes=sum(host_bytes(facts, policy, program).values()),
+        nvme_bytes=program.peak_bytes("nvme"),
+        host_bytes_per_parameter=sum(state_bytes(facts).values()) / facts.parameters,
+        exposed_s=timeline.exposed_s,
+    )
+
+
+def _run(program: Program, facts: ModelFacts, profile: HardwareProfile) -> Timeline:
+    return run(program, [op_seconds(op, facts, profile) for op in program.ops])

@@ -1,0 +1,182 @@
+"""The search on a real local Ray, with probes that only pretend to train; the last test trains."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+
+from lazytrain.jobs.errors import DoesNotFit, HardwareError, LazytrainError, ModelError
+from lazytrain.jobs.model_facts import ModelFacts, UnitFacts
+from lazytrain.jobs.policy import Policy
+from lazytrain.platform.cluster.local import LocalRay
+from lazytrain.platform.settings import Settings
+from lazytrain.platform.trial import Report
+from lazytrain.platform.tuning import SearchOrder, Trial, search_batch
+from lazytrain.schedulers.planner import Plan, Reason
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+KIND = "test-gpu"
+Run = Callable[[Policy, ModelFacts], Report]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRay]:
+    with LocalRay(Settings(home=tmp_path_factory.mktemp("home"), ray_auth="disabled"), kind=KIND, cpus=2) as running:
+        yield running
+
+
+def unit(name: str, kind: str) -> UnitFacts:
+    return UnitFacts(
+        name=name,
+        kind=kind,  # type: ignore[arg-type]
+        variety="test",
+        parameters=4,
+        weight_bytes=256,
+        forward_flops=1.0,
+        output_bytes=64,
+        saved_bytes=1,
+        saved_matmul_bytes=1,
+        forward_workspace_bytes=1,
+        backward_workspace_bytes=1,
+    )
+
+
+def facts_of(batch: int) -> ModelFacts:
+    return ModelFacts(
+        architecture="Test",
+        dtype="float32",
+        micro_batch=batch,
+        sequence_length=4,
+        hidden_size=1,
+        vocabulary=4,
+        parameters=16,
+        side_bytes=0,
+        before=(unit("embed", "before"),),
+        layers=(unit("layers.0", "layer"), unit("layers.1", "layer")),
+        after=(),
+        head=unit("head", "head"),
+    )
+
+
+def plan_up_to(largest: int) -> Callable[[int], tuple[ModelFacts, Plan]]:
+    def plan_batch(batch: int) -> tuple[ModelFacts, Plan]:
+        facts = facts_of(batch)
+        if batch > largest:
+            short = Reason(resource="gpu_memory", needed_bytes=9, available_bytes=4, shortfall_bytes=5, hint="more")
+            return facts, Plan(feasible=False, reasons=(short,))
+        return facts, Plan(feasible=True, policy=Policy.from_homes(facts, ["host", "host", "gpu"]))
+
+    return plan_batch
+
+
+def fits_up_to(limit: int, *, dies_above: int = 10**9) -> Run:
+    def run(policy: Policy, facts: ModelFacts) -> Report:
+        if policy.micro_batch > dies_above:
+            os._exit(9)
+        if policy.micro_batch > limit:
+            return Report(fits=False, reason="out of memory", pid=os.getpid())
+        return Report(fits=True, tokens_per_s=100.0 + policy.micro_batch, steps=3, loss=1.0, pid=os.getpid())
+
+    return run
+
+
+def order(tmp_path: Path, run: Run, *, job_id: str = "job", largest: int = 10**9, **given: object) -> SearchOrder:
+    fields: dict[str, object] = {"low": 1, "high": 8, "objective": "max_batch", "most_probes": 6, "kind": KIND}
+    return SearchOrder(
+        job_id=job_id,
+        plan_batch=plan_up_to(largest),  # type: ignore[arg-type]
+        run=run,
+        directory=tmp_path,
+        **{**fields, **given},  # type: ignore[arg-type]
+    )
+
+
+def test_out_of_memory_and_death_are_results_and_every_probe_has_its_own_process(tmp_path: Path) -> None:
+    before = ray.available_resources()["GPU"]
+    heard: list[Trial] = []
+    search = search_batch(order(tmp_path, fits_up_to(3, dies_above=6), largest=7), heard.append)
+    assert search.best.batch == 3
+    told = {trial.batch: trial.report for trial in search.trials}
+    assert told[8].reason.startswith("no plan fits: gpu_memory is 5 bytes short")
+    assert told[8].pid == 0  # what the planner excludes costs no process
+    assert told[4].reason == "out of memory"
+    assert heard == search.trials
+    pids = [report.pid for report in told.values() if report.pid]
+    assert len(set(pids)) == len(pids) >= 2
+    assert os.getpid() not in pids
+    assert given_back(before)
+
+
+def test_a_process_that_dies_is_a_batch_that_does_not_fit(tmp_path: Path) -> None:
+    search = search_batch(order(tmp_path, fits_up_to(9, dies_above=1), high=2))
+    assert search.best.batch == 1
+    assert {t.batch: t.report.reason for t in search.trials}[2] == "the process of the probe died"
+
+
+def test_nothing_fits(tmp_path: Path) -> None:
+    with pytest.raises(DoesNotFit, match="out of memory"):
+        search_batch(order(tmp_path, fits_up_to(0), high=1))
+
+
+def test_a_broken_probe_is_an_error_and_not_a_small_batch(tmp_path: Path) -> None:
+    def run(policy: Policy, facts: ModelFacts) -> Report:
+        raise ModelError("no such weights", hint="look")
+
+    with pytest.raises(ModelError, match="no such weights"):
+        search_batch(order(tmp_path, run))
+
+
+def test_a_bug_in_a_probe_is_named(tmp_path: Path) -> None:
+    def run(policy: Policy, facts: ModelFacts) -> Report:
+        raise TypeError("unexpected keyword")
+
+    with pytest.raises(LazytrainError, match="TypeError: unexpected keyword"):
+        search_batch(order(tmp_path, run))
+
+
+def test_an_error_while_planning_is_raised_here(tmp_path: Path) -> None:
+    def plan_batch(batch: int) -> tuple[ModelFacts, Plan]:
+        raise ModelError("no layers")
+
+    asked = order(tmp_path, fits_up_to(1))
+    with pytest.raises(ModelError, match="no layers"):
+        search_batch(SearchOrder(**{**vars(asked), "plan_batch": plan_batch}))
+
+
+def test_two_searches_do_not_run_each_others_code(tmp_path: Path) -> None:
+    found = [
+        search_batch(order(tmp_path, fits_up_to(limit), job_id=f"job-{limit}", high=2)).best.batch for limit in (1, 2)
+    ]
+    assert found == [1, 2]
+
+
+def test_a_gpu_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(HardwareError, match="H800"):
+        search_batch(order(tmp_path, fits_up_to(1), kind="H800"))
+
+
+def test_ctrl_c_gives_everything_back(tmp_path: Path) -> None:
+    before = ray.available_resources()["GPU"]
+
+    def interrupt(trial: Trial) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search_batch(order(tmp_path, fits_up_to(2)), interrupt)
+    assert given_back(before)
+
+
+def given_back(gpus: float) -> bool:
+    """Whether the GPU is free and no placement group is left; Ray takes a moment to say so."""
+    import time
+
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        groups = [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
+        if ray.available_resources().get("GPU") == gpus and not groups:
+            return True
+    return False

@@ -1,0 +1,94 @@
+"""Seconds and bytes of operations, against numbers worked out by hand on the round machine (1e12 op/s, 1e9 bytes/s)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lazytrain.jobs.model_facts import ModelFacts
+from lazytrain.jobs.policy import Policy, Program, lower, lower_forward
+from lazytrain.schedulers.costs import host_bytes, layer_forwards, op_seconds, staging_bytes, state_bytes
+from lazytrain.schedulers.hardware import HardwareProfile
+
+MIB = 1 << 20
+Make = Callable[..., ModelFacts]
+Machine = Callable[..., HardwareProfile]
+
+
+def seconds(program: Program, facts: ModelFacts, profile: HardwareProfile) -> dict[str, float]:
+    return {op.id: op_seconds(op, facts, profile) for op in program.ops}
+
+
+def test_seconds_of_every_kind_of_operation(make_facts: Make, make_profile: Machine) -> None:
+    facts = make_facts(4)
+    profile = make_profile(d2h_bytes_s=2e9, nvme_write_bytes_s=4e9, nvme_read_bytes_s=8e9)
+    program = lower(Policy.from_homes(facts, ["gpu", "nvme", "recompute", "host", "gpu"], accumulation=2), facts)
+    took = seconds(program, facts, profile)
+    assert {op.kind for op in program.ops} == {
+        *("update", "load", "forward", "offload", "write", "loss", "read", "reload"),
+        *("recompute", "backward", "gradient", "accumulate", "norm", "clip"),
+    }
+    weights, boundary, forward = 2 * MIB, MIB, 1e-3
+    assert took["load.1@0"] == weights / 1e9
+    assert took["reload.1@0"] == boundary / 1e9
+    assert took["gradient.1@0"] == weights / 2e9
+    assert took["offload.3@0"] == boundary / 2e9
+    assert took["write.1@0"] == boundary / 4e9
+    assert took["read.1@0"] == boundary / 8e9
+    assert took["forward.1@0"] == took["recompute.1@0"] == forward
+    assert took["backward.1@0"] == 3 * forward  # re-forward and twice that for backward
+    assert took["loss.lm_head@0"] == 3 * forward  # the head makes its gradients with the loss ...
+    assert took["backward.lm_head@0"] == 0.0  # ... and only scales them afterwards
+    assert took["update.1"] == MIB / 1e9
+    assert took["norm.1"] == weights / 1e10
+    assert took["accumulate.1@1"] == 3 * weights / 1e10
+    assert took["clip"] == 0.0
+
+
+def test_evaluation_runs_the_head_once_and_overhead_counts_per_operation(
+    make_facts: Make, make_profile: Machine
+) -> None:
+    facts = make_facts(2)
+    took = seconds(lower_forward(facts), facts, make_profile(operation_overhead_s=0.25, efficiency=0.5))
+    assert took["forward.lm_head@0"] == 0.25 + 2e-3
+    assert took["forward.embed@0"] == 0.25
+    assert took["load.0@0"] == 2 * MIB / 1e9
+
+
+@pytest.mark.parametrize(
+    "homes,units",
+    [
+        (["gpu"] * 5, 4.0),
+        (["gpu", "recompute", "gpu", "host", "gpu"], 4.25),
+        (["gpu", *["recompute"] * 3, "gpu"], 4.75),
+    ],
+)
+def test_compute_units_count_re_forwards(make_facts: Make, homes: list[str], units: float) -> None:
+    facts = make_facts(4)
+    policy = Policy.from_homes(facts, homes, accumulation=2)  # type: ignore[arg-type]
+    assert layer_forwards(lower(policy, facts), facts) == units
+
+
+def test_host_table_in_bfloat16_is_8_03_bytes_per_parameter(make_facts: Make) -> None:
+    facts = make_facts(4)
+    table = host_bytes(facts, Policy.from_homes(facts, ["gpu", "host", "host", "nvme", "gpu"]))
+    per_parameter = {name: table[name] / facts.parameters for name in state_bytes(facts)}
+    assert per_parameter == pytest.approx(
+        {"weights": 2, "master": 2, "optimizer_state": 2.03125, "gradients": 2}, rel=1e-6
+    )
+    assert table["activations"] == 2 * MIB
+    assert table["staging"] == 4 * MIB  # two buffers in each direction for what goes on to NVMe
+
+
+def test_host_table_in_float32_streams_the_master_itself(make_facts: Make) -> None:
+    facts = ModelFacts(**(make_facts(2).model_dump() | {"dtype": "float32"}))
+    assert state_bytes(facts)["master"] == 0
+    assert sum(state_bytes(facts).values()) == pytest.approx(10.03125 * facts.parameters, rel=1e-6)
+
+
+def test_staging_is_needed_for_nvme_and_for_accumulation(make_facts: Make) -> None:
+    facts = make_facts(6)
+    assert staging_bytes(facts, "host") == 0
+    assert staging_bytes(facts, "nvme") == 4 * MIB
+    assert staging_bytes(facts, "host", accumulation=2) > 0
