@@ -1,0 +1,255 @@
+"""Whole runs of a tiny model: they learn, they stop and go on, and they say what is wrong with what they are given."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from lazytrain.jobs.checkpoint import CheckpointStore
+from lazytrain.jobs.errors import CheckpointError, DataError, InputError, ModelError
+from lazytrain.jobs.executor import Emulated
+from lazytrain.jobs.spec import load_spec
+from lazytrain.jobs.tracking import read_metrics
+from lazytrain.jobs.train import train
+
+WORDS = ["<pad>", "<end>", *"0123456789", "add", "and", "The", "answer", "is", ":", "####"]
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+def write_model(folder: Path, vocabulary: int = len(WORDS)) -> None:
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(True)])
+    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>", pad_token="<pad>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=64, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job file for sums of digits, with the model and the rows it names."""
+    write_model(tmp_path / "model")
+    rows = [{"query": f"add {a} and {b}", "response": f"The answer is : {a + b}"} for a in range(10) for b in range(10)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "job.yaml").write_text(
+        textwrap.dedent("""\
+        name: tiny
+        model: {path: model, dtype: float32}
+        data: {train: [{path: rows.jsonl}], split: {train: 0.8, eval: 0.2, seed: 1}, max_length: 32}
+        train: {epochs: 2, batch: 8, learning_rate: 3e-3, seed: 3}
+        evaluate: {answer: "The answer is :", max_new_tokens: 8, every: 0.5}
+        output: {dir: run, save_every: 4}
+        """)
+    )
+    return tmp_path / "job.yaml"
+
+
+def weights(job: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(job.parent / "run" / "model").state_dict()
+
+
+def test_a_run_learns_and_leaves_a_complete_directory(job):
+    seen = []
+    result = train(load_spec(job, ["train.epochs=6"]), device="cpu", progress=seen.append)
+    run = job.parent / "run"
+    metrics = [m for m in read_metrics(run / "metrics.jsonl") if "loss" in m]
+    assert result.status == "done"
+    assert result.steps == len(metrics) == 60
+    assert metrics[-1]["loss"] < 0.6 * metrics[0]["loss"]
+    assert result.exact_match is not None and 0 <= result.exact_match_before <= 1
+    assert {"job.yaml", "policy.json", "metrics.jsonl", "checkpoints", "verdicts.jsonl", "model", "result.json"} <= {
+        path.name for path in run.iterdir()
+    }
+    wanted = {"learning_rate", "grad_norm", "clip_scale", "tokens_per_s", "supervised_tokens_per_s", "step_s",
+              "tflops_6n", "gpu_bytes", "host_bytes", "stall_h2d_s", "stall_d2h_s", "stall_nvme_s", "stall_cpu_s"}  # fmt: skip
+    assert wanted <= metrics[0].keys()
+    assert json.loads((run / "result.json").read_text())["exact_match"] == result.exact_match
+    assert [m["step"] for m in seen if "loss" in m] == list(range(1, 61))
+
+
+def test_the_saved_model_is_the_trained_one(job):
+    train(load_spec(job), device="cpu")
+    checkpoint = CheckpointStore(job.parent / "run" / "checkpoints").latest()
+    saved = weights(job)
+    layer = checkpoint.unit("model.layers.0")
+    assert torch.equal(layer["master"][: 32 * 32].view(32, 32), saved["model.layers.0.self_attn.q_proj.weight"])
+
+
+def test_devices_and_micro_batches_do_not_change_what_is_learned(job):
+    plain = train(load_spec(job, ["output.dir=a"]), device="cpu")
+    emulated = train(load_spec(job, ["output.dir=b"]), device=Emulated(memory_bytes=1 << 28, h2d_bytes_s=1e9))
+    assert emulated.loss == plain.loss
+
+
+def test_stopping_saves_and_the_next_run_goes_on_to_the_same_weights(job):
+    train(load_spec(job, ["output.dir=whole"]), device="cpu")
+    spec = load_spec(job)
+    steps = []
+    stopped = train(spec, device="cpu", progress=steps.append, stop=lambda: len(steps) > 6)
+    assert stopped.status == "stopped" and 0 < stopped.steps < 20
+    assert not (job.parent / "run" / "result.json").exists()
+    resumed = train(spec, device="cpu")
+    assert resumed.status == "done" and resumed.steps == 20
+    assert resumed.exact_match_before == stopped.exact_match_before
+    whole = AutoModelForCausalLM.from_pretrained(job.parent / "whole" / "model").state_dict()
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(job).items())
+    assert [m["step"] for m in read_metrics(job.parent / "run" / "metrics.jsonl") if "loss" in m] == list(range(1, 21))
+
+
+SCRIPT = """
+import sys, torch
+torch.set_num_threads(1)
+from lazytrain.jobs.spec import load_spec
+from lazytrain.jobs.train import train
+print("step", flush=True)
+train(load_spec(sys.argv[1]), device="cpu", progress=lambda m: print("step", int(m["step"]), flush=True))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [5, 13])
+def test_kill_9_loses_nothing_but_the_steps_since_the_last_checkpoint(job, step):
+    train(load_spec(job, ["output.dir=whole"]), device="cpu")
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(job)], stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.split() == ["step", str(step)]:
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    assert process.wait() == -signal.SIGKILL
+    seen = []
+    result = train(load_spec(job), device="cpu", progress=seen.append)
+    assert result.steps == 20
+    assert step // 4 * 4 < min(m["step"] for m in seen) <= step + 1
+    whole = AutoModelForCausalLM.from_pretrained(job.parent / "whole" / "model").state_dict()
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(job).items())
+
+
+def test_a_resume_without_the_optimizer_state_would_be_noticed(job):
+    """The negative of the tests above: they can fail."""
+    train(load_spec(job, ["output.dir=whole"]), device="cpu")
+    steps = []
+    train(load_spec(job), device="cpu", progress=steps.append, stop=lambda: len(steps) > 6)
+    store = CheckpointStore(job.parent / "run" / "checkpoints")
+    checkpoint = store.latest()
+    blank = [
+        (name, {k: t if k in ("master", "format") else torch.zeros_like(t) for k, t in checkpoint.unit(name).items()})
+        for name in checkpoint.units
+    ]
+    store.save(checkpoint.step, blank, checkpoint.trainer)
+    train(load_spec(job), device="cpu")
+    whole = AutoModelForCausalLM.from_pretrained(job.parent / "whole" / "model").state_dict()
+    assert not all(torch.equal(tensor, whole[name]) for name, tensor in weights(job).items())
+
+
+def test_a_finished_run_is_not_trained_again(job):
+    spec = load_spec(job)
+    first = train(spec, device="cpu")
+    again = []
+    second = train(spec, device="cpu", progress=again.append)
+    assert (second.steps, second.exact_match) == (first.steps, first.exact_match)
+    assert not any("loss" in m for m in again)
+
+
+def test_a_directory_of_another_job_is_refused(job):
+    train(load_spec(job), device="cpu")
+    with pytest.raises(CheckpointError, match="train differ"):
+        train(load_spec(job, ["train.learning_rate=1e-4"]), device="cpu")
+
+
+def test_a_directory_in_use_is_refused(job):
+    spec = load_spec(job)
+
+    def second(metrics):
+        with pytest.raises(InputError, match="another process"):
+            train(spec, device="cpu")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(spec, device="cpu", progress=second)
+
+
+def test_a_step_with_fewer_rows_counts_every_token_once(job):
+    """80 rows, steps of 12, micro-batches of 12 against 5: the last step has 8 rows, its last micro-batch 3."""
+    from lazytrain.jobs.introspect import model_facts
+    from lazytrain.jobs.policy import Policy
+
+    one = train(load_spec(job, ["train.batch=12", "output.dir=one"]), device="cpu")
+    model = AutoModelForCausalLM.from_pretrained(job.parent / "model")
+    facts = model_facts(model, micro_batch=5, sequence_length=16, dtype="float32")
+    policy = Policy.from_homes(facts, ["host", "recompute", "gpu", "gpu"])
+    five = train(load_spec(job, ["train.batch=12", "output.dir=five"]), policy=policy, device="cpu")
+    assert five.steps == one.steps == 14
+    assert five.loss == pytest.approx(one.loss, rel=2e-3)  # 8-bit codes amplify the rounding of the sums
+
+
+@pytest.mark.parametrize(
+    "change, error, why",
+    [
+        (["model.path=nowhere"], ModelError, "nowhere"),
+        (["data.train=[{path: nothing.jsonl}]"], DataError, "nothing.jsonl"),
+    ],
+)
+def test_what_is_missing_is_named_before_anything_is_written(job, change, error, why):
+    with pytest.raises(error, match=why):
+        train(load_spec(job, change), device="cpu")
+    assert not (job.parent / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("problem", ["misses", "has unexpected"])
+def test_weights_that_do_not_fit_the_configuration_are_named(job, problem):
+    file = job.parent / "model" / "model.safetensors"
+    tensors, name = load_file(file), "model.layers.2.mlp.up_proj.weight"
+    if problem == "misses":
+        del tensors[name]
+    else:
+        name = "model.layers.9.mlp.up_proj.weight"
+        tensors[name] = torch.zeros(2, 2)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"{problem} weights: {name}"):
+        train(load_spec(job), device="cpu")
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(job):
+    write_model(job.parent / "model", vocabulary=len(WORDS) - 2)
+    with pytest.raises(ModelError, match="19 tokens"):
+        train(load_spec(job), device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["gsm8k-train.jsonl", "alpaca_en_demo.json"])
+def test_real_files_train_and_the_loss_falls(file, job):
+    from lazytrain.platform.demo.inputs import write_inputs
+
+    if not (SHARED / file).exists():
+        pytest.skip("the shared data is not here")
+    write_inputs(job.parent / "demo", 0)
+    repeat = 1 if file.startswith("gsm8k") else 10
+    spec = load_spec(
+        job,
+        [
+            f"model.path={job.parent / 'demo' / 'model'}", f"data.train=[{{path: {SHARED / file}}}]",
+            "data.max_length=128", f"train.epochs={repeat}", "train.max_steps=30", "train.learning_rate=2e-3",
+            "train.batch=4", "evaluate.limit=2", "evaluate.every=1",
+        ],
+    )  # fmt: skip
+    result = train(spec, device="cpu")
+    losses = [m["loss"] for m in read_metrics(job.parent / "run" / "metrics.jsonl") if "loss" in m]
+    assert len(losses) == result.steps > 10
+    assert all(math.isfinite(loss) for loss in losses)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
