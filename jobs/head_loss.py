@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 LOGIT_CHUNK_ELEMENTS = 2**26
 """Most logits (tokens x vocabulary) that exist at once: 256 MiB in float32."""
 IGNORED = -100
 """Label of a position that has no loss, as in torch.nn.functional.cross_entropy."""
-
-Logits = Callable[[torch.Tensor], torch.Tensor]
 
 
 class _GivenStates(nn.Module):
@@ -32,64 +31,73 @@ class _GivenStates(nn.Module):
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.states)
 
 
-def logits_function(model: nn.Module, forward: Callable[..., Any]) -> Logits:
+class Logits:
     """The model's own map from hidden states (N, H) to logits (N, V); ``forward`` is the causal-LM model's forward."""
-    prefix = str(model.base_model_prefix)
 
-    def logits(states: torch.Tensor) -> torch.Tensor:
-        base = model._modules[prefix]
-        model._modules[prefix] = _GivenStates(states[None])
+    def __init__(self, model: PreTrainedModel, forward: Callable[..., Any]) -> None:
+        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self._model, self._forward = model, forward
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        modules, base = self._model._modules, str(self._model.base_model_prefix)
+        original = modules[base]
+        modules[base] = _GivenStates(states[None])
         try:
-            result = forward(inputs_embeds=states[None], use_cache=False, return_dict=True).logits[0]
+            output = self._forward(inputs_embeds=states[None], use_cache=False, return_dict=True)
         finally:
-            model._modules[prefix] = base
-        return result  # type: ignore[no-any-return]
+            modules[base] = original
+        logits: torch.Tensor = output.logits[0]
+        return logits
 
-    return logits
 
+def supervised(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of the flattened (B * T, H) states that predict a supervised token, and these tokens; both (N,).
 
-def shifted(states: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows (B * T) of the states that predict a supervised token, and those tokens: position t predicts label t + 1."""
+    ``labels`` (B, T) are unshifted: the state at position t predicts label t + 1.
+    """
     targets = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:].reshape(-1)
     rows = (targets != IGNORED).nonzero().squeeze(1)
     return rows, targets[rows]
 
 
-def loss_only(logits: Logits, states: torch.Tensor, targets: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Sum of the cross-entropies of ``targets`` (N,) given ``states`` (N, H), in float32."""
+def loss_only(logits: Logits, states: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Sum of the cross-entropies of ``targets`` (N,) given rows ``rows`` (N,) of ``states`` (B * T, H), in float32."""
     total = torch.zeros((), dtype=torch.float32, device=states.device)
-    for part in _chunks(len(targets), vocabulary):
-        total += nn.functional.cross_entropy(logits(states[part]).float(), targets[part], reduction="sum")
+    for part in _chunks(logits, len(targets)):
+        total += nn.functional.cross_entropy(logits(states[rows[part]]).float(), targets[part], reduction="sum")
     return total
 
 
 def loss_with_gradients(
     logits: Logits,
     states: torch.Tensor,
+    rows: torch.Tensor,
     targets: torch.Tensor,
     normaliser: float,
     parameters: Sequence[nn.Parameter],
-    vocabulary: int,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """The loss sum(cross-entropy) / ``normaliser``, and its gradients for ``states`` (N, H) and for ``parameters``."""
+    """The loss `loss_only` / ``normaliser`` and its gradients: for ``states`` (B * T, H) and for ``parameters``."""
     total = torch.zeros((), dtype=torch.float32, device=states.device)
-    state_gradient = torch.empty_like(states)
-    parameter_gradients: list[torch.Tensor] = []
-    for part in _chunks(len(targets), vocabulary):
+    state_gradient = torch.zeros_like(states)
+    parameter_gradients = [torch.zeros_like(parameter) for parameter in parameters]
+    for part in _chunks(logits, len(targets)):
         with torch.enable_grad():
-            chunk = states[part].detach().requires_grad_()
+            chunk = states[rows[part]].requires_grad_()
             loss = nn.functional.cross_entropy(logits(chunk).float(), targets[part], reduction="sum") / normaliser
         found = torch.autograd.grad(loss, [chunk, *parameters])
         total += loss.detach()
-        state_gradient[part] = found[0]
-        if parameter_gradients:
-            for held, new in zip(parameter_gradients, found[1:], strict=True):
-                held += new
-        else:
-            parameter_gradients = list(found[1:])
-    return total, state_gradient, parameter_gradients or [torch.zeros_like(p) for p in parameters]
+        state_gradient.index_copy_(0, rows[part], found[0])
+        for held, new in zip(parameter_gradients, found[1:], strict=True):
+            held += new
+        del chunk, loss, found
+    return total, state_gradient, parameter_gradients
 
 
-def _chunks(rows: int, vocabulary: int) -> Iterator[slice]:
-    size = max(1, LOGIT_CHUNK_ELEMENTS // vocabulary)
+def chunk_tokens(vocabulary: int) -> int:
+    """Tokens whose logits exist at once."""
+    return max(1, LOGIT_CHUNK_ELEMENTS // vocabulary)
+
+
+def _chunks(logits: Logits, rows: int) -> Iterator[slice]:
+    size = chunk_tokens(logits.vocabulary)
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))

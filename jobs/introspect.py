@@ -17,11 +17,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from .errors import ModelError
-from .head_loss import logits_function, loss_with_gradients
+from .head_loss import Logits, chunk_tokens, loss_with_gradients
 from .layout import Layout
 from .memory import StorageTracker
 from .model_facts import ModelFacts, UnitFacts, UnitKind
@@ -157,6 +158,14 @@ def _run(model: PreTrainedModel, trace: _Trace, rows: int, length: int) -> int:
     return trace.side_bytes
 
 
+@dataclass(frozen=True)
+class _Known:
+    """Facts of a unit, and what it returns."""
+
+    facts: UnitFacts
+    output: Any
+
+
 @dataclass
 class _Trace:
     """Measures every unit at the moment the model calls it."""
@@ -165,7 +174,8 @@ class _Trace:
     tracker: StorageTracker = field(default_factory=StorageTracker)
     measured: list[UnitFacts] = field(default_factory=list)
     side_bytes: int = 0
-    _known: dict[tuple[Any, ...], UnitFacts] = field(default_factory=dict)
+    _known: dict[tuple[Any, ...], _Known] = field(default_factory=dict)
+    _seen: set[str] = field(default_factory=set)
     _owner_of: dict[int, str] = field(default_factory=dict)
 
     @contextmanager
@@ -211,29 +221,28 @@ class _Trace:
             if kind != "before":
                 live = self.tracker.live_bytes - _bytes(call.leaves[call.boundary])
                 self.side_bytes = max(self.side_bytes, live)
-            output = forward(*args, **kwargs)
-            if name not in {unit.name for unit in self.measured}:
-                self.measured.append(self._facts(name, kind, module, call))
-            return output
+            known = self._measured_once(name, kind, module, call)
+            if name not in self._seen:
+                self._seen.add(name)
+                shared = {"name": name, "kind": kind, "shares_weights_with": self.owner(name, module)}
+                self.measured.append(known.facts.model_copy(update=shared))
+            return tree_map_only(torch.Tensor, torch.empty_like, known.output)
 
         return run
+
+    def _measured_once(self, name: str, kind: UnitKind, module: nn.Module, call: Call) -> _Known:
+        shapes = tuple((n, tuple(p.shape)) for n, p in module.named_parameters())
+        inputs = tuple((tuple(t.shape), t.dtype) for t in call.tensors())
+        key = (_variety(module), shapes, inputs)
+        if key not in self._known:
+            with _untracked():
+                self._known[key] = _measure(name, kind, _variety(module), module, call)
+        return self._known[key]
 
     def _kind(self, name: str) -> UnitKind:
         if name.startswith(f"{self.layers_name}."):
             return "layer"
         return "after" if any(unit.kind == "layer" for unit in self.measured) else "before"
-
-    def _facts(self, name: str, kind: UnitKind, module: nn.Module, call: Call) -> UnitFacts:
-        shapes = tuple((n, tuple(p.shape)) for n, p in module.named_parameters())
-        variety = _variety(module)
-        inputs = tuple((tuple(t.shape), t.dtype) for t in call.tensors())
-        key = (variety, shapes, inputs)
-        if key not in self._known:
-            with _untracked():
-                self._known[key] = _measure(name, kind, variety, module, call)
-        return self._known[key].model_copy(
-            update={"name": name, "kind": kind, "shares_weights_with": self.owner(name, module)}
-        )
 
 
 @contextmanager
@@ -254,12 +263,13 @@ def _variety(module: nn.Module) -> str:
     return type(module).__name__
 
 
-def _measure(name: str, kind: UnitKind, variety: str, module: nn.Module, call: Call) -> UnitFacts:
+def _measure(name: str, kind: UnitKind, variety: str, module: nn.Module, call: Call) -> _Known:
     parameters = list(module.parameters())
-    outputs, forward_peak, flops, products = _measure_forward(call)
+    output, forward_peak, flops, products = _measure_forward(call)
+    outputs = output_tensors(output)
     saved = _measure_saved(call, parameters)
     output_bytes = sum(_bytes(output) for output in outputs)
-    return UnitFacts(
+    facts = UnitFacts(
         name=name,
         kind=kind,
         variety=variety,
@@ -272,14 +282,15 @@ def _measure(name: str, kind: UnitKind, variety: str, module: nn.Module, call: C
         forward_workspace_bytes=max(0, forward_peak - output_bytes),
         backward_workspace_bytes=_measure_backward(call, outputs, parameters),
     )
+    return _Known(facts, output)
 
 
-def _measure_forward(call: Call) -> tuple[list[torch.Tensor], int, int, int]:
+def _measure_forward(call: Call) -> tuple[Any, int, int, int]:
     tracker, products = StorageTracker(), _ProductBytes()
     flops = FlopCounterMode(display=False, custom_mapping=_FLOP_FORMULAS)
     with torch.no_grad(), flops, products, tracker:
-        outputs = output_tensors(call.forward())
-    return outputs, tracker.peak_bytes, flops.get_total_flops(), products.bytes
+        output = call.forward()
+    return output, tracker.peak_bytes, flops.get_total_flops(), products.bytes
 
 
 def _measure_saved(call: Call, parameters: list[nn.Parameter]) -> int:
@@ -313,14 +324,15 @@ def _head_facts(model: PreTrainedModel, trace: _Trace, tokens: int, dtype: torch
     module = model.get_submodule(name)
     parameters = list(module.parameters())
     vocabulary, hidden = parameters[0].shape
-    logits = logits_function(model, model.forward)
+    logits = Logits(model, model.forward)
+    measured = min(tokens, 2 * chunk_tokens(vocabulary))  # the peak of two chunks is that of any number
+    rows, targets = torch.arange(measured), torch.zeros(measured, dtype=torch.int64)
     states = torch.empty((tokens, hidden), dtype=dtype)
-    targets = torch.zeros(tokens, dtype=torch.int64)
     tracker, flops = StorageTracker(), FlopCounterMode(display=False)
     with tracker:
-        _, state_gradient, found = loss_with_gradients(logits, states, targets, 1.0, parameters, vocabulary)
+        _, state_gradient, found = loss_with_gradients(logits, states, rows, targets, 1.0, parameters)
     with torch.no_grad(), flops:
-        logits(states)
+        logits(states[:1])
     given_back = _bytes(state_gradient) + sum(map(_bytes, found))
     return UnitFacts(
         name=name,
@@ -329,7 +341,7 @@ def _head_facts(model: PreTrainedModel, trace: _Trace, tokens: int, dtype: torch
         parameters=sum(p.numel() for p in parameters),
         weight_bytes=unit_layout(module).numel * parameters[0].element_size(),
         shares_weights_with=trace.owner(name, module),
-        forward_flops=float(flops.get_total_flops()),
+        forward_flops=float(flops.get_total_flops() * tokens),
         output_bytes=0,
         saved_bytes=0,
         saved_matmul_bytes=0,

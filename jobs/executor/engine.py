@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..errors import ProgramError
-from ..head_loss import Logits, loss_only, loss_with_gradients, shifted
+from ..head_loss import Logits, loss_only, loss_with_gradients, supervised
 from ..model_facts import ModelFacts
 from ..policy import Op, Policy, Program, lower, lower_forward
 from ..replay import Call, RngState, output_tensors
@@ -141,16 +141,15 @@ class Engine:
         """
         with self._ticking():
             op, host = self._advance("loss", self.head), self.units[self.head]
-            rows, targets = shifted(states, labels)
+            rows, targets = supervised(labels)
             flat = states.reshape(-1, states.shape[-1])
             with self._weights(op):
                 total, gradient, parameters = loss_with_gradients(
-                    logits, flat[rows], targets, normaliser or max(1, len(targets)),
-                    list(host.parameters.values()), self.facts.vocabulary,
-                )  # fmt: skip
+                    logits, flat, rows, targets, normaliser or max(1, len(targets)), list(host.parameters.values())
+                )
             self._outgoing[self.head, op.micro] = dict(zip(host.parameters, parameters, strict=True))
             self._finish(op)
-        return total, torch.zeros_like(flat).index_copy_(0, rows, gradient).view_as(states)
+        return total, gradient.view_as(states)
 
     def loss_backward(self, state_gradient: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         """Scale the head's gradients by that of the loss, and send those of its parameters off."""
@@ -167,9 +166,9 @@ class Engine:
         self, logits: Logits, states: torch.Tensor, labels: torch.Tensor, normaliser: float | None
     ) -> torch.Tensor:
         """The loss without gradients."""
-        rows, targets = shifted(states, labels)
-        flat = states.reshape(-1, states.shape[-1])[rows]
-        total = self.infer(self.head, loss_only, (logits, flat, targets, self.facts.vocabulary), {})
+        rows, targets = supervised(labels)
+        flat = states.reshape(-1, states.shape[-1])
+        total = self.infer(self.head, loss_only, (logits, flat, rows, targets), {})
         return total / (normaliser or max(1, len(targets)))  # type: ignore[no-any-return]
 
     # ---- the step as a whole

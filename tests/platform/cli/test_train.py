@@ -1,0 +1,130 @@
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazytrain.jobs.policy import Policy
+from lazytrain.platform.cli import job as job_module
+from lazytrain.platform.cli import train as command
+from lazytrain.platform.cli.app import run
+from lazytrain.platform.cli.job import Job
+from lazytrain.platform.cli.signals import stop_on_signal
+from lazytrain.platform.probe import HostMemory, Instruments, measure
+from lazytrain.platform.settings import Settings
+
+SHORT = ["--set", "train.max_steps=2", "--set", "train.batch=4", "--set", "evaluate.limit=2"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rates are looked up instead of measured: the measuring has tests of its own."""
+    monkeypatch.setenv("LAZYTRAIN_HOME", str(tmp_path / "home"))
+    fixed = Instruments(
+        memory=lambda: HostMemory(2**33, 0, "machine"),
+        matmul_flops=lambda dtype, device: 4e10,
+        host_bytes_s=lambda: 1e10,
+        update_parameters_s=lambda: 5e7,
+    )
+    monkeypatch.setattr(job_module, "measure", lambda base, **given: measure(base, **given, instruments=fixed))
+
+
+def trained(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
+    assert run(["train", *arguments, "--json"]) == code
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_plans_and_trains(tiny_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = trained([str(tiny_job), *SHORT, "--device", "emulated:RTX3090"], capsys)
+    assert (answer["status"], answer["steps"]) == ("done", 2)
+    assert answer["predicted_step_s"] > 0
+    policy = Policy.load(Path(answer["run_dir"]) / "policy.json")
+    assert policy.micro_batch == 4
+    assert policy.certificate is not None
+    assert policy.certificate.planner == "paper"
+
+
+def test_a_given_policy_is_used(tiny_job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = trained([str(tiny_job), *SHORT, "--device", "cpu"], capsys)
+    given = Policy.load(Path(first["run_dir"]) / "policy.json")
+    homes = tuple(b.model_copy(update={"home": "host"}) for b in given.boundaries[:-1])
+    path = tmp_path / "given.json"
+    given.model_copy(update={"boundaries": (*homes, given.boundaries[-1])}).save(path)
+    elsewhere = ["--set", f"output.dir={tmp_path / 'second'}", "--policy", str(path)]
+    second = trained([str(tiny_job), *SHORT, "--device", "cpu", *elsewhere], capsys)
+    assert set(Policy.load(Path(second["run_dir"]) / "policy.json").homes[:-1]) == {"host"}
+
+
+def test_a_run_that_goes_on_keeps_its_policy(tiny_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(tiny_job), "--device", "cpu", "--set", "train.batch=auto", "--set", "evaluate.limit=2"]
+    arguments += ["--set", "train.max_steps=2"]
+    first = trained(arguments, capsys)
+    path = Path(first["run_dir"]) / "policy.json"
+    before = path.read_bytes()
+    again = trained(arguments, capsys)
+    assert path.read_bytes() == before
+    assert again["steps"] == 2
+
+
+def test_for_a_person(tiny_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", str(tiny_job), *SHORT, "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("done after 2 steps", "boundaries", "held-out exact match", "tokens/s", "peak device memory"):
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--set", "train.bach=4"], 2, "train.batch"),
+        (["--set", "train.batch=4", "--device", "tpu"], 2, "tpu"),
+        (["--set", "model.path=/nowhere/at/all"], 2, "/nowhere/at/all"),
+        (["--set", "train.batch=4", "--set", "plan.host_memory=1KB"], 3, "host_memory"),
+        (["--policy", "none.json"], 2, "none.json"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(
+    tiny_job: Path, arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = trained([str(tiny_job), *arguments], capsys, code)["error"]
+    assert words in error["message"]
+
+
+def test_the_first_signal_is_a_request_and_the_second_an_interrupt() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_on_signal() as request:
+        assert not request.requested()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.requested()
+        assert request.number == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_stopped_run_can_go_on(
+    tiny_job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = command._train
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments)
+
+    monkeypatch.setattr(command, "_train", interrupted)
+    stopped = trained([str(tiny_job), *SHORT, "--device", "cpu"], capsys, code=130)
+    assert (stopped["status"], stopped["steps"]) == ("stopped", 1)
+    monkeypatch.setattr(command, "_train", original)
+    done = trained([str(tiny_job), *SHORT, "--device", "cpu"], capsys)
+    assert (done["status"], done["steps"]) == ("done", 2)
+
+
+def test_an_automatic_batch_is_the_one_with_the_best_prediction(tiny_job: Path) -> None:
+    from lazytrain.jobs.spec import load_spec
+
+    job = Job.open(load_spec(tiny_job), "emulated:RTX3090", Settings())
+    assert job.plan().policy is not None
+    assert job.plan().policy.micro_batch > 8  # type: ignore[union-attr]

@@ -1,0 +1,113 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from lazytrain.jobs.errors import DoesNotFit, HardwareError, ModelError
+from lazytrain.jobs.spec import load_spec
+from lazytrain.platform.planning import (
+    Limits,
+    Observation,
+    calibrate,
+    device_kind,
+    emulated,
+    facts_of,
+    feasible_policy,
+    find_model,
+    make_plan,
+    plain_training_bytes,
+    predicted_batch,
+)
+from lazytrain.schedulers.hardware import hardware
+from lazytrain.schedulers.simulator import simulate
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+}
+PROFILE = hardware("RTX3090")
+
+
+@pytest.fixture(scope="module")
+def facts():  # type: ignore[no-untyped-def]
+    return facts_of(CONFIG, batch=4, length=16)
+
+
+def test_a_model_is_found_by_shape_file_and_folder(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIG))
+    assert find_model("qwen2.5-7b")["model_type"] == "qwen2"  # type: ignore[index]
+    assert find_model(str(file)) == CONFIG
+    assert find_model(str(tmp_path)).hidden_size == 64  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("text", ["not json", "[]", "{}"])
+def test_a_file_that_is_no_configuration(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(ModelError, match="not a model configuration"):
+        find_model(str(file))
+
+
+def test_limits_come_from_the_job_file(tiny_job: Path) -> None:
+    limits = Limits.of(load_spec(tiny_job, ("plan.gpu_memory=1GB", "plan.nvme=null")))
+    assert (limits.gpu_memory, limits.host_memory, limits.nvme) == (10**9, None, 0)
+    changed = limits.override(host_memory="2GB", planner=None)
+    assert (changed.gpu_memory, changed.host_memory, changed.planner) == (10**9, "2GB", limits.planner)
+
+
+def test_reasons_become_an_error(facts) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(DoesNotFit) as caught:
+        feasible_policy(make_plan(facts, PROFILE, Limits(gpu_memory=1000)))
+    assert caught.value.reasons[0]["resource"] == "gpu_memory"
+    assert "gpu_memory needs" in caught.value.message
+
+
+@pytest.mark.parametrize(("text", "kind"), [("cpu", "cpu"), ("cuda", "cuda"), ("emulated:H800", "emulated")])
+def test_devices(text: str, kind: str) -> None:
+    found, profile = device_kind(text)
+    assert found == kind
+    assert (profile is not None and profile.device == "emulated") == (kind == "emulated")
+
+
+@pytest.mark.parametrize("text", ["tpu", "emulated", "emulated:", "emulated:RTX 9999 Ultra", "cpu:1"])
+def test_a_device_nobody_knows(text: str) -> None:
+    with pytest.raises(HardwareError):
+        device_kind(text)
+
+
+def test_an_emulated_device_has_the_profiles_memory_and_links() -> None:
+    device = emulated(PROFILE.model_copy(update={"device": "emulated"}))
+    assert device.memory_bytes == PROFILE.gpu_memory_bytes
+    assert device.h2d_bytes_s == PROFILE.h2d_bytes_s
+    assert device.nvme_write_bytes_s == PROFILE.nvme_write_bytes_s
+
+
+def test_plain_training_holds_all_states_and_all_activations(facts) -> None:  # type: ignore[no-untyped-def]
+    states = 16 * facts.parameters
+    kept = sum(layer.saved_bytes for layer in facts.layers)
+    assert states + kept <= plain_training_bytes(facts) < 2 * (states + kept)
+
+
+def test_calibration_finds_the_efficiency_that_made_the_times(facts) -> None:  # type: ignore[no-untyped-def]
+    true = PROFILE.model_copy(update={"efficiency": 0.013})
+    policy = feasible_policy(make_plan(facts, PROFILE, Limits()))
+    seen = [Observation(facts, policy, simulate(policy, facts, true).step_s)]
+    assert calibrate(PROFILE, seen).efficiency == pytest.approx(0.013, rel=0.02)
+
+
+def test_calibration_without_observations_changes_nothing() -> None:
+    assert calibrate(PROFILE, []) is PROFILE
+
+
+def test_the_batch_with_the_best_prediction() -> None:
+    def plan_batch(batch: int):  # type: ignore[no-untyped-def]
+        return make_plan(facts_of(CONFIG, batch=batch, length=16), PROFILE, Limits(planner="every_layer"))
+
+    best = feasible_policy(predicted_batch(plan_batch, low=1, high=4))
+    assert best.micro_batch == 4  # the weights' loads are shared by more rows

@@ -1,0 +1,67 @@
+"""Real probes in this process: what is inside a trial."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from lazytrain.jobs.data import Batch, prepare
+from lazytrain.jobs.errors import LazytrainError
+from lazytrain.jobs.executor import Emulated
+from lazytrain.jobs.policy import Policy
+from lazytrain.jobs.spec import load_spec
+from lazytrain.platform import trial
+from lazytrain.platform.planning import facts_of, find_model
+from lazytrain.platform.trial import Order, run_probe
+
+
+@pytest.fixture
+def order(tiny_job: Path) -> Order:
+    spec = load_spec(tiny_job, ("plan.nvme=null",))
+    rows = prepare(spec.data, AutoTokenizer.from_pretrained(spec.model.path)).train
+    return Order(spec=spec, device="cpu", rows=rows, seconds=0.0)
+
+
+def planned(order: Order, batch: int):  # type: ignore[no-untyped-def]
+    length = max(map(len, order.rows.input_ids))
+    facts = facts_of(find_model(order.spec.model.path), batch=batch, length=length, dtype="float32")
+    return Policy.from_homes(facts, ["host"] * len(facts.layers) + ["gpu"]), facts
+
+
+def test_a_probe_trains_and_measures(order: Order) -> None:
+    report = run_probe(order, *planned(order, 4))
+    assert report.fits
+    assert report.steps >= 5
+    assert 0 < report.loss < 20
+    assert report.tokens_per_s > 0
+    assert report.peak_device_bytes > 0
+
+
+def test_out_of_memory_is_a_result(order: Order) -> None:
+    small = Order(spec=order.spec, device=Emulated(memory_bytes=2_000_000), rows=order.rows, seconds=0.0)
+    report = run_probe(small, *planned(order, 4))
+    assert not report.fits
+    assert "out of memory on gpu" in report.reason
+
+
+def test_a_probe_that_trains_nothing_is_an_error(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_steps", lambda *arguments: ([1.0], float("nan")))
+    with pytest.raises(LazytrainError, match="did not train"):
+        run_probe(order, *planned(order, 2))
+
+
+def test_the_probed_batch_has_the_longest_rows_and_padding(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Batch] = []
+
+    def steps(streamed: object, batch: Batch, accumulation: int, seconds: float) -> "tuple[list[float], float]":
+        seen.append(batch)
+        return [1.0], float("nan")
+
+    monkeypatch.setattr(trial, "_steps", steps)
+    with pytest.raises(LazytrainError):
+        run_probe(order, *planned(order, 3))
+    (batch,) = seen
+    assert batch.input_ids.shape == (3, max(map(len, order.rows.input_ids)))
+    assert not bool(batch.attention_mask.bool().all())
+    assert torch.equal(batch.labels != -100, (batch.labels != -100) & batch.attention_mask.bool())
