@@ -34,9 +34,8 @@ class _GivenStates(nn.Module):
 class Logits:
     """The model's own map from hidden states (N, H) to logits (N, V); ``forward`` is the causal-LM model's forward."""
 
-    def __init__(self, model: PreTrainedModel, forward: Callable[..., Any]) -> None:
-        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
-        self._model, self._forward = model, forward
+    def __init__(self, model: PreTrainedModel, forward: Callable[..., Any], vocabulary: int) -> None:
+        self.vocabulary, self._model, self._forward = vocabulary, model, forward
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         modules, base = self._model._modules, str(self._model.base_model_prefix)

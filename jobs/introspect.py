@@ -324,7 +324,7 @@ def _head_facts(model: PreTrainedModel, trace: _Trace, tokens: int, dtype: torch
     module = model.get_submodule(name)
     parameters = list(module.parameters())
     vocabulary, hidden = parameters[0].shape
-    logits = Logits(model, model.forward)
+    logits = Logits(model, model.forward, vocabulary)
     measured = min(tokens, 2 * chunk_tokens(vocabulary))  # the peak of two chunks is that of any number
     rows, targets = torch.arange(measured), torch.zeros(measured, dtype=torch.int64)
     states = torch.empty((tokens, hidden), dtype=dtype)

@@ -30,7 +30,7 @@ class StandIns:
         self._modules: list[nn.Module] = [model]
         self._in_head = False
         self._model_forward = model.forward
-        self._logits = Logits(model, self._run_head)
+        self._logits = Logits(model, self._run_head, engine.facts.vocabulary)
         for index, unit in enumerate(engine.units[:-1]):
             module = model.get_submodule(unit.name)
             self._replace(module, self._unit_forward(index, module.forward))
