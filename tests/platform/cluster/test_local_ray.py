@@ -7,10 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
-import ray  # noqa: F401  (brings the psutil that the next line imports)
-
-import psutil  # isort: skip
 
 pytestmark = pytest.mark.ray
 

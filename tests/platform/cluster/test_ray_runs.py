@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-import ray  # brings the psutil that is imported last
+import ray
 from ray.util.placement_group import placement_group_table
 
 from lazytrain.jobs.errors import HardwareError, InputError, LazytrainError
@@ -20,8 +21,6 @@ from lazytrain.platform.cluster.profiling import profile_node
 from lazytrain.platform.cluster.training import run_training
 from lazytrain.platform.demo.machine import base_profile
 from lazytrain.platform.planning import facts_of, find_model
-
-import psutil  # isort: skip
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
