@@ -177,30 +177,37 @@ class Observation:
 
 
 def calibrate(profile: HardwareProfile, observations: Sequence[Observation]) -> HardwareProfile:
-    """``profile`` with the compute rate at which the predicted step times come closest to the measured ones.
+    """``profile`` with the speed of compute at which predicted step times come closest to the measured ones.
 
-    The square of log(predicted / measured) is minimised by golden-section search; predicted time falls with the rate,
-    so there is one minimum. Without observations the profile is returned as it is.
+    One factor scales the matrix rate and divides the overhead of operations. The square of log(predicted / measured) is
+    minimised by golden-section search; predicted time falls with the factor, so there is one minimum. Without
+    observations the profile is returned as it is.
     """
     if not observations:
         return profile
 
-    def miss(log_share: float) -> float:
-        tried = _reaching(profile, math.exp(log_share))
+    def miss(log_factor: float) -> float:
+        tried = _faster(profile, math.exp(log_factor))
         return sum(math.log(simulate(o.policy, o.facts, tried).step_s / o.step_s) ** 2 for o in observations)
 
-    return _reaching(profile, math.exp(golden_section(miss, math.log(1e-4), math.log(10.0))))
+    return _faster(profile, math.exp(golden_section(miss, math.log(1e-4), math.log(1e2))))
 
 
-def _reaching(profile: HardwareProfile, share: float) -> HardwareProfile:
-    """The profile with layers that reach ``share`` of the measured matrix rate.
+def _faster(profile: HardwareProfile, factor: float) -> HardwareProfile:
+    """The profile of a device that computes ``factor`` times as fast.
 
-    Above 1 the measurement was too low, because something else ran at the time: then the rate itself is corrected.
+    Layers cannot reach more than the matrix rate; beyond that the rate was measured too low, because something else
+    ran at the time, and is corrected.
     """
-    if share <= 1:
-        return profile.model_copy(update={"efficiency": share})
-    rates = {dtype: rate * share for dtype, rate in profile.matmul_flops.items()}
-    return profile.model_copy(update={"efficiency": 1.0, "matmul_flops": rates})
+    share = profile.efficiency * factor
+    rates = {dtype: rate * max(1.0, share) for dtype, rate in profile.matmul_flops.items()}
+    return profile.model_copy(
+        update={
+            "efficiency": min(1.0, share),
+            "matmul_flops": rates,
+            "operation_overhead_s": profile.operation_overhead_s / factor,
+        }
+    )
 
 
 def golden_section(function: Callable[[float], float], low: float, high: float, *, steps: int = 30) -> float:

@@ -13,14 +13,13 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from .problems import Row, make_problems
 
-_TRAIN_ROWS = 16_000
+_TRAIN_ROWS = 12_000
 _EVAL_ROWS = 200
 _VOCABULARY = 768
 _END, _PADDING = "<|end|>", "<|pad|>"
 
 _JOB = """\
 # Teaches a small model with random weights to solve word problems about two-digit sums.
-# One pass over 16,000 rows suffices for every batch from 16 to 64: these settings end at 98 % to 100 % exact match.
 name: demo
 model: {path: model, dtype: float32}
 data:

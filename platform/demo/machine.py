@@ -13,8 +13,8 @@ from ..planning import Limits, make_plan
 KIND = "demo-gpu"
 _LOAD_SHARE = 0.4
 """Loading a layer takes this share of its forward, as for a 7B model with 6 x 1024 tokens on an RTX 3090."""
-_NVME_READ, _NVME_WRITE = 0.113, 0.134
-"""NVMe rates over that GPU's link: 2.83 and 3.35 over 25 GB/s."""
+_NVME_SHARE = 0.5
+"""NVMe rates over that GPU's link: a PCIe 5 drive's 12 over 25 GB/s."""
 _ROOMS = [(gpu, nvme, host) for gpu in (1, 2, 3) for nvme in (5, 4, 3) for host in (1, 2)]
 """Boundaries with room on the GPU, on NVMe and on the host, in the order in which they are tried."""
 _UNKNOWN = 10**9
@@ -47,8 +47,8 @@ def scale_links(profile: HardwareProfile, facts: ModelFacts) -> HardwareProfile:
         update={
             "h2d_bytes_s": link,
             "d2h_bytes_s": link,
-            "nvme_read_bytes_s": min(link * _NVME_READ, profile.nvme_read_bytes_s),
-            "nvme_write_bytes_s": min(link * _NVME_WRITE, profile.nvme_write_bytes_s),
+            "nvme_read_bytes_s": min(link * _NVME_SHARE, profile.nvme_read_bytes_s),
+            "nvme_write_bytes_s": min(link * _NVME_SHARE, profile.nvme_write_bytes_s),
         }
     )
 
