@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ...policy import Program
+from ...replay import padded
 from ..devices import Device
+from ..internals import Internals
 from .nvme import NvmeFile
 
 Key = tuple[int, int]
@@ -43,6 +45,7 @@ class ActivationStore:
         self._on_gpu: dict[Key, torch.Tensor] = {}
         self._left: dict[Key, Form] = {}  # boundaries that are not on the GPU
         self._host: dict[Key, torch.Tensor] = {}
+        self._swapped: dict[Key, list[torch.Tensor]] = {}
         written = [op for op in program.ops if op.kind == "write"]
         self._offset = {(op.unit, op.micro): i * op.bytes for i, op in enumerate(written)}
         self._file = NvmeFile(nvme_directory, sum(op.bytes for op in written)) if written else None
@@ -57,6 +60,7 @@ class ActivationStore:
             kind, _, slot = buffer.name.partition("_staging.")
             if kind in ("write", "read"):
                 sizes[kind, int(slot)] = buffer.bytes
+        sizes |= {("internals", (op.unit, op.micro)): op.bytes for op in program.ops if op.kind == "swap_out"}
         return {key: self._device.host_empty(size, torch.uint8) for key, size in sizes.items()}
 
     @property
@@ -103,11 +107,31 @@ class ActivationStore:
         self._on_gpu[key] = target
         return (lambda: _copy(target, source)), source.nbytes
 
+    def swap_out(self, key: Key, kept: Internals) -> Copy:
+        """Copy a layer's internals from the GPU to the host; the GPU's are given up."""
+        sources = [storage.bytes for storage in kept.storages if storage.bytes is not None]
+        for source, storage in zip(sources, kept.storages, strict=True):
+            self._device.lend(source, "d2h")
+            storage.bytes = None
+        sizes = [source.numel() for source in sources]
+        targets = self._swapped[key] = pack(self._host_buffers["internals", key], sizes)
+        return (lambda: _copy_all(targets, sources)), sum(map(padded, sizes))
+
+    def swap_in(self, key: Key, kept: Internals) -> Copy:
+        """Copy a layer's internals back to newly taken GPU memory."""
+        sources = self._swapped.pop(key)
+        targets = [self._device.empty(source.numel(), torch.uint8) for source in sources]
+        for target, storage in zip(targets, kept.storages, strict=True):
+            self._device.lend(target, "h2d")
+            storage.bytes = target
+        return (lambda: _copy_all(targets, sources)), sum(padded(source.numel()) for source in sources)
+
     def clear(self) -> None:
         """Forget everything that is kept (a step was given up)."""
         self._on_gpu.clear()
         self._left.clear()
         self._host.clear()
+        self._swapped.clear()
         self._turn.clear()
 
     def close(self) -> None:
@@ -128,6 +152,20 @@ class ActivationStore:
         slots = sum(1 for name in self._host_buffers if isinstance(name, tuple) and name[0] == kind)
         slot, self._turn[kind] = self._turn[kind] % slots, self._turn[kind] + 1
         return self._host_buffers[kind, slot]
+
+
+def pack(buffer: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Consecutive aligned parts of a byte buffer."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(buffer[start : start + size])
+        start += padded(size)
+    return parts
+
+
+def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        _copy(target, source)
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
