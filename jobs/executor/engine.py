@@ -255,7 +255,7 @@ class Engine:
         contributions = Counter(self.owner[op.unit] for op in program.ops if op.kind == "gradient")
         for unit, count in contributions.items():
             self.units[unit].gradient_buffer(self.device, count)
-        staging = [buffer for buffer in program.buffers if buffer.name.startswith("accumulate_staging.")]
+        staging = [buffer for buffer in program.buffers if buffer.name.startswith("gradient_staging.")]
         dtype = self.units[0].dtype
         self._staging = [self.device.host_empty(b.bytes // dtype.itemsize, dtype) for b in staging]
 

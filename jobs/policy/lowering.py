@@ -14,7 +14,7 @@ from .program import Buffer, Internals, Kind, Op, Program, Stream, Tier, unit_la
 ComputeKind = Literal["forward", "loss", "recompute", "backward"]
 
 NVME_STAGING = 2
-"""Host buffers through which boundaries pass on their way to and from NVMe, in each direction."""
+"""Host buffers through which boundaries pass on their way to NVMe and back."""
 GRADIENT_STAGING = 2
 """Host buffers in which gradients wait to be added to those that came before."""
 _LOAD_PHASE = {"forward": "", "loss": "", "recompute": ".r", "backward": ".b"}
@@ -66,6 +66,7 @@ class _Lowering:
         self.early: dict[int, list[Op]] = defaultdict(list)  # what is issued just before the compute operation there
         self.placed_at: dict[str, int] = {}
         self.issued: dict[str, list[str]] = defaultdict(list)  # by kind, where a ring of buffers limits how many
+        self.staged: list[str] = []  # for each use of an NVMe staging buffer, what ends it
         self.ring: list[tuple[int, int]] = [(-1, -1)] * policy.weight_slots  # unit held, last position that used it
         resident = [self.first + layer.index for layer in policy.layers if layer.resident]
         self.resident = {unit: policy.weight_slots + i for i, unit in enumerate(resident)}  # unit to its own slot
@@ -185,21 +186,20 @@ class _Lowering:
         """Copy a boundary out while the layer that reads it computes; write it on to NVMe if it lives there."""
         size = self._boundary_bytes(compute.unit)
         after = [self.computes[position - 1].id]
-        writes = self.issued["write"]
-        if home == "nvme" and len(writes) >= NVME_STAGING:
-            after.append(writes[-NVME_STAGING])
+        if home == "nvme" and len(self.staged) >= NVME_STAGING:
+            after.append(self.staged[-NVME_STAGING])
         offload = self._transfer(position, "offload", "d2h", compute, size, after)
         if home == "nvme":
-            self._transfer(position, "write", "nvme_write", compute, size, [offload])
+            self.staged.append(self._transfer(position, "write", "nvme_write", compute, size, [offload]))
 
     def _place_reload(self, position: int, compute: _Compute, home: Home) -> None:
         """Bring a boundary back to the GPU as many operations ahead as there are weight slots."""
         unit, micro, size = compute.unit, compute.micro, self._boundary_bytes(compute.unit)
-        forward = self.position[self._id("forward", unit, micro)]
-        freed_at = max(position - self.policy.weight_slots, forward)
+        freed_at = max(position - self.policy.weight_slots, self.position[self._id("forward", unit, micro)])
         stored = self._id("offload", unit, micro)
         if home == "nvme":
-            stored = self._place_read(compute, size, forward, freed_at)
+            freed_at = max(freed_at, self.position[self._id("loss", self.head, micro)] - 1)
+            stored = self._place_read(compute, size)
         reload = self._transfer(freed_at + 1, "reload", "h2d", compute, size, [stored, self.computes[freed_at].id])
         compute.after.append(reload)
         self._hold(f"boundary.{reload}", "gpu", size, reload, self._id("backward", unit, micro))
@@ -208,15 +208,16 @@ class _Lowering:
         else:
             self._hold(f"boundary.{stored}", "host", size, stored, reload)
 
-    def _place_read(self, compute: _Compute, size: int, forward: int, reload_after: int) -> str:
-        """Read into a host staging buffer as soon as one is empty."""
-        loss = self.position[self._id("loss", self.head, compute.micro)]
-        at, after = max(forward, min(reload_after, loss - 1)) + 1, [self._id("write", compute.unit, compute.micro)]
-        if len(self.issued["read"]) >= NVME_STAGING:
-            emptied = self.issued["read"][-NVME_STAGING].replace("read.", "reload.", 1)
-            at = max(at, self.placed_at[emptied])
-            after.append(emptied)
-        return self._transfer(at, "read", "nvme_read", compute, size, after)
+    def _place_read(self, compute: _Compute, size: int) -> str:
+        """Read into a host staging buffer once the forward is over and a buffer is empty."""
+        at, after = self.position[self._id("loss", self.head, compute.micro)], []
+        if len(self.staged) >= NVME_STAGING:
+            after = [self.staged[-NVME_STAGING]]
+            at = max(at, self.placed_at[after[0]])
+        write = self._id("write", compute.unit, compute.micro)
+        read = self._transfer(at, "read", "nvme_read", compute, size, [write, *after])
+        self.staged.append(self._id("reload", compute.unit, compute.micro))
+        return read
 
     def _internals(self, compute: _Compute) -> Internals:
         layer = compute.unit - self.first
@@ -320,9 +321,9 @@ class _Lowering:
         moved: dict[str, int] = defaultdict(int)
         for op in itertools.chain.from_iterable(self.early.values()):
             moved[op.kind] = max(moved[op.kind], op.bytes)
-        for kind, count in (("write", NVME_STAGING), ("read", NVME_STAGING), ("accumulate", GRADIENT_STAGING)):
+        for name, kind, count in (("nvme", "write", NVME_STAGING), ("gradient", "accumulate", GRADIENT_STAGING)):
             for slot in range(count):
-                self._hold(f"{kind}_staging.{slot}", "host", moved[kind])
+                self._hold(f"{name}_staging.{slot}", "host", moved[kind])
 
     def _hold(self, name: str, tier: Tier, size: int, acquired_by: str = "", *released_by: str) -> None:
         if size:

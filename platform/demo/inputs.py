@@ -79,11 +79,11 @@ def _make_model(tokenizer: Any, seed: int) -> Any:
     """A Qwen3 of about a million parameters whose weights depend on the seed alone."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=320,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=10,
+        num_attention_heads=3,
+        num_key_value_heads=1,
         head_dim=32,
         max_position_embeddings=256,
         tie_word_embeddings=True,

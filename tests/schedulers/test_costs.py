@@ -78,7 +78,7 @@ def test_host_table_in_bfloat16_is_8_03_bytes_per_parameter(make_facts: Make) ->
         {"weights": 2, "master": 2, "optimizer_state": 2.03125, "gradients": 2}, rel=1e-6
     )
     assert table["activations"] == 2 * MIB
-    assert table["staging"] == 4 * MIB  # two buffers in each direction for what goes on to NVMe
+    assert table["staging"] == 2 * MIB  # two buffers for what goes on to NVMe and comes back
 
 
 def test_host_table_in_float32_streams_the_master_itself(make_facts: Make) -> None:
@@ -90,5 +90,5 @@ def test_host_table_in_float32_streams_the_master_itself(make_facts: Make) -> No
 def test_staging_is_needed_for_nvme_and_for_accumulation(make_facts: Make) -> None:
     facts = make_facts(6)
     assert staging_bytes(facts, "host") == 0
-    assert staging_bytes(facts, "nvme") == 4 * MIB
+    assert staging_bytes(facts, "nvme") == 2 * MIB
     assert staging_bytes(facts, "host", accumulation=2) > 0

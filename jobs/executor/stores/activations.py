@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,24 +48,20 @@ class ActivationStore:
         written = [op for op in program.ops if op.kind == "write"]
         self._offset = {(op.unit, op.micro): i * op.bytes for i, op in enumerate(written)}
         self._file = NvmeFile(nvme_directory, sum(op.bytes for op in written)) if written else None
-        capacity = {(op.unit, op.micro): op.bytes for op in program.ops if op.kind == "offload"}
-        self._host_buffers = self._allocate(program, capacity)
-        self._turn: Counter[str] = Counter()
-
-    def _allocate(self, program: Program, capacity: dict[Key, int]) -> dict[object, torch.Tensor]:
-        """One host buffer per boundary that lives there, and a ring for each direction of those on NVMe."""
-        sizes: dict[object, int] = {key: size for key, size in capacity.items() if key not in self._offset}
-        for buffer in program.buffers:
-            kind, _, slot = buffer.name.partition("_staging.")
-            if kind in ("write", "read"):
-                sizes[kind, int(slot)] = buffer.bytes
-        sizes |= {("internals", (op.unit, op.micro)): op.bytes for op in program.ops if op.kind == "swap_out"}
-        return {key: self._device.host_empty(size, torch.uint8) for key, size in sizes.items()}
+        sizes = {(op.unit, op.micro): op.bytes for op in program.ops if op.kind == "offload"}
+        self._home = {
+            key: device.host_empty(size, torch.uint8) for key, size in sizes.items() if key not in self._offset
+        }
+        staging = [buffer for buffer in program.buffers if buffer.name.startswith("nvme_staging.")]
+        self._ring = [device.host_empty(buffer.bytes, torch.uint8) for buffer in staging]
+        self._uses = 0
+        swapped = {(op.unit, op.micro): op.bytes for op in program.ops if op.kind == "swap_out"}
+        self._internals_home = {key: device.host_empty(size, torch.uint8) for key, size in swapped.items()}
 
     @property
     def host_bytes(self) -> int:
         """Host memory held for boundaries."""
-        return sum(buffer.numel() for buffer in self._host_buffers.values())
+        return sum(buffer.numel() for buffer in (*self._home.values(), *self._internals_home.values(), *self._ring))
 
     def put(self, key: Key, boundary: torch.Tensor) -> None:
         """Keep a boundary on the GPU."""
@@ -85,7 +80,7 @@ class ActivationStore:
         source = self._on_gpu.pop(key)
         self._device.lend(source, "d2h")
         self._left[key] = form = Form(source.shape, source.dtype)
-        self._host[key] = target = form.front_of(self._buffer(key, "write"))
+        self._host[key] = target = form.front_of(self._buffer(key))
         return (lambda: _copy(target, source)), source.nbytes
 
     def write(self, key: Key) -> Copy:
@@ -96,7 +91,7 @@ class ActivationStore:
     def read(self, key: Key) -> Copy:
         """Read the boundary from NVMe into a staging buffer."""
         file = self._nvme()
-        self._host[key] = staged = self._left[key].front_of(self._buffer(key, "read"))
+        self._host[key] = staged = self._left[key].front_of(self._buffer(key))
         return (lambda: file.read(self._offset[key], staged.view(-1))), staged.nbytes
 
     def reload(self, key: Key) -> Copy:
@@ -114,7 +109,7 @@ class ActivationStore:
             self._device.lend(source, "d2h")
             storage.bytes = None
         sizes = [source.numel() for source in sources]
-        targets = self._swapped[key] = pack(self._host_buffers["internals", key], sizes)
+        targets = self._swapped[key] = pack(self._internals_home[key], sizes)
         return (lambda: _copy_all(targets, sources)), sum(map(padded, sizes))
 
     def swap_in(self, key: Key, kept: Internals) -> Copy:
@@ -132,12 +127,13 @@ class ActivationStore:
         self._left.clear()
         self._host.clear()
         self._swapped.clear()
-        self._turn.clear()
 
     def close(self) -> None:
         """Give memory and disk space back."""
         self.clear()
-        self._host_buffers.clear()
+        self._home.clear()
+        self._internals_home.clear()
+        self._ring.clear()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -146,12 +142,12 @@ class ActivationStore:
         assert self._file is not None, "only boundaries with a place on NVMe are written and read"
         return self._file
 
-    def _buffer(self, key: Key, kind: str) -> torch.Tensor:
-        if key not in self._offset:
-            return self._host_buffers[key]
-        slots = sum(1 for name in self._host_buffers if isinstance(name, tuple) and name[0] == kind)
-        slot, self._turn[kind] = self._turn[kind] % slots, self._turn[kind] + 1
-        return self._host_buffers[kind, slot]
+    def _buffer(self, key: Key) -> torch.Tensor:
+        """The boundary's own host buffer, or for one on NVMe the next staging buffer."""
+        if key in self._home:
+            return self._home[key]
+        self._uses += 1
+        return self._ring[self._uses % len(self._ring)]
 
 
 def pack(buffer: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:

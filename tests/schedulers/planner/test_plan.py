@@ -128,7 +128,7 @@ def test_when_several_changes_help_each_is_enough_alone(facts: ModelFacts, make_
 def test_nvme_is_used_only_where_the_host_has_room_for_its_staging(facts: ModelFacts, make_profile: Machine) -> None:
     budgets: dict[str, Any] = {"gpu_memory": 24 * MIB, "nvme": 100 * MIB}
     roomy = plan(facts, make_profile(), host_memory=free_host(facts, 6), **budgets)
-    tight = plan(facts, make_profile(), host_memory=free_host(facts, 3), **budgets)
+    tight = plan(facts, make_profile(), host_memory=free_host(facts, 1), **budgets)
     assert roomy.policy and roomy.policy.count_homes()["nvme"] > 0
     assert not tight.policy or tight.policy.count_homes()["nvme"] == 0
 
