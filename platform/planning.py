@@ -177,20 +177,30 @@ class Observation:
 
 
 def calibrate(profile: HardwareProfile, observations: Sequence[Observation]) -> HardwareProfile:
-    """``profile`` with the efficiency at which the predicted step times come closest to the measured ones.
+    """``profile`` with the compute rate at which the predicted step times come closest to the measured ones.
 
-    The square of log(predicted / measured) is minimised by golden-section search; predicted time falls with efficiency,
+    The square of log(predicted / measured) is minimised by golden-section search; predicted time falls with the rate,
     so there is one minimum. Without observations the profile is returned as it is.
     """
     if not observations:
         return profile
 
-    def miss(log_efficiency: float) -> float:
-        tried = profile.model_copy(update={"efficiency": math.exp(log_efficiency)})
+    def miss(log_share: float) -> float:
+        tried = _reaching(profile, math.exp(log_share))
         return sum(math.log(simulate(o.policy, o.facts, tried).step_s / o.step_s) ** 2 for o in observations)
 
-    best = golden_section(miss, math.log(1e-4), 0.0)
-    return profile.model_copy(update={"efficiency": math.exp(best)})
+    return _reaching(profile, math.exp(golden_section(miss, math.log(1e-4), math.log(10.0))))
+
+
+def _reaching(profile: HardwareProfile, share: float) -> HardwareProfile:
+    """The profile with layers that reach ``share`` of the measured matrix rate.
+
+    Above 1 the measurement was too low, because something else ran at the time: then the rate itself is corrected.
+    """
+    if share <= 1:
+        return profile.model_copy(update={"efficiency": share})
+    rates = {dtype: rate * share for dtype, rate in profile.matmul_flops.items()}
+    return profile.model_copy(update={"efficiency": 1.0, "matmul_flops": rates})
 
 
 def golden_section(function: Callable[[float], float], low: float, high: float, *, steps: int = 30) -> float:

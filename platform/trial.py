@@ -114,7 +114,7 @@ def _steps(streamed: Streamed, batch: Batch, accumulation: int, seconds: float) 
         for _ in range(accumulation):
             output = streamed.model(**inputs)
             output.loss.backward()
-            loss = float(output.loss)
+            loss = output.loss.item()
         streamed.step()
         now = time.perf_counter()
         if number >= _WARM_UP_STEPS:

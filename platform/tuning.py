@@ -20,6 +20,7 @@ from ..schedulers.planner import Plan
 from .cluster.background import Background
 from .cluster.failures import translate
 from .cluster.inventory import list_nodes, require, selector
+from .logs import write_trace
 from .trial import Report
 
 _POLL_S = 0.2
@@ -110,7 +111,7 @@ def _tuner(order: SearchOrder, name: str, searcher: _AskTell, stopper: _OnReques
     labels = selector(order.kind)
     return tune.Tuner(
         tune.with_resources(
-            _trainable(order.run, name),
+            _trainable(order.run, name, order.directory / "errors"),
             tune.PlacementGroupFactory([bundle], **({"bundle_label_selector": [labels]} if labels else {})),
         ),
         tune_config=tune.TuneConfig(
@@ -124,15 +125,18 @@ def _tuner(order: SearchOrder, name: str, searcher: _AskTell, stopper: _OnReques
     )
 
 
-def _trainable(run: Run, name: str) -> Callable[[dict[str, Any]], None]:
+def _trainable(run: Run, name: str, traces: Path) -> Callable[[dict[str, Any]], None]:
     """What Ray Tune runs in the trial's process. Tune registers it for the whole cluster under its ``__name__``."""
 
     def probe(config: dict[str, Any]) -> None:
         try:
             report = run(config["policy"], config["facts"])
             tune.report({_KEY: report.fits, "report": report, "error": None})
-        except Exception as error:  # told to the search, which ends with it: only a process that died is a result
-            ours = error if isinstance(error, LazytrainError) else translate(error)
+        except LazytrainError as error:  # told to the search, which ends with it: only a process that died is a result
+            tune.report({_KEY: False, "report": None, "error": error})
+        except Exception as error:
+            trace = write_trace(error, traces)
+            ours = translate(error, trace.parent)
             tune.report({_KEY: False, "report": None, "error": ours})
 
     probe.__name__ = probe.__qualname__ = name
@@ -215,6 +219,10 @@ class _AskTell(Searcher):  # type: ignore[misc]
 
     def restore(self, checkpoint_path: str) -> None:
         """Nothing was saved."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing either: Ray Tune writes its searcher to a file, and planning may hold what cannot be written."""
+        return {}
 
     def _tell(self, trial: Trial) -> None:
         self.trials.append(trial)

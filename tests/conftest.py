@@ -6,6 +6,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_AUTH_MODE"] = "disabled"
+os.environ["OMP_NUM_THREADS"] = "1"  # also for the processes that tests start
 
 import pytest
 import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ray.exceptions
@@ -15,9 +16,11 @@ _DIED = (
 )
 
 
-def translate(error: BaseException) -> LazytrainError:
-    """The LazytrainError that ``error`` carries or amounts to; its cause is kept for the log."""
+def translate(error: BaseException, traces: Path | None = None) -> LazytrainError:
+    """The LazytrainError that ``error`` carries or amounts to; ``traces`` is where the worker wrote what it raised."""
     ours = _ours(_unwrap(error))
+    if traces is not None and not ours.hint and traces.is_dir():
+        ours.hint = f"the full trace is in {traces}"
     if ours is not error:
         ours.__cause__ = error
     return ours

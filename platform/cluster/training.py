@@ -16,7 +16,7 @@ from .failures import translate
 from .inventory import list_nodes, require, selector
 from .port import OnMetrics, TrainingOrder
 from .progress import LineTail
-from .worker import STOP_FILE, run_order
+from .worker import STOP_FILE, TRACES, run_order
 
 METRICS_FILE = "metrics.jsonl"
 _POLL_S = 0.2
@@ -49,7 +49,7 @@ def run_training(
             patience_s=stop_timeout_s,
         )
     except (TrainingFailedError, ray.exceptions.RayError) as error:
-        raise translate(error) from error
+        raise translate(error, order.run_dir / TRACES) from error
     return _result(ended)
 
 

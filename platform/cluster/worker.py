@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ...jobs.errors import LazytrainError
-from ..logs import quiet_libraries
+from ..logs import quiet_libraries, write_trace
 from .port import Tracking, TrainingOrder
 
 STOP_FILE = "stop"
 """A file of this name in the run's directory asks the training to flush, save and leave."""
+TRACES = "errors"
+"""Directory below the run's where the traces of unexpected errors go."""
 
 
 def run_order(config: dict[str, Any]) -> Any:
@@ -39,6 +41,9 @@ def run_order(config: dict[str, Any]) -> Any:
         )
     except LazytrainError as error:
         return error
+    except Exception as error:
+        write_trace(error, order.run_dir / TRACES)
+        raise
 
 
 def _tracker(tracking: Tracking | None, run_dir: Path) -> Any:

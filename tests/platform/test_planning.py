@@ -101,6 +101,16 @@ def test_calibration_finds_the_efficiency_that_made_the_times(facts) -> None:  #
     assert calibrate(PROFILE, seen).efficiency == pytest.approx(0.013, rel=0.02)
 
 
+def test_calibration_corrects_a_rate_that_was_measured_too_low(facts) -> None:  # type: ignore[no-untyped-def]
+    policy = feasible_policy(make_plan(facts, PROFILE, Limits()))
+    measured = PROFILE.model_copy(update={"matmul_flops": {"bfloat16": PROFILE.matmul_flops["bfloat16"] / 1000}})
+    slow = measured.model_copy(update={"matmul_flops": {"bfloat16": measured.matmul_flops["bfloat16"] * 3}})
+    seen = [Observation(facts, policy, simulate(policy, facts, slow.model_copy(update={"efficiency": 1.0})).step_s)]
+    found = calibrate(measured, seen)
+    assert found.efficiency == 1.0
+    assert found.matmul_flops["bfloat16"] == pytest.approx(3 * measured.matmul_flops["bfloat16"], rel=0.02)
+
+
 def test_calibration_without_observations_changes_nothing() -> None:
     assert calibrate(PROFILE, []) is PROFILE
 

@@ -1,6 +1,7 @@
 """The search on a real local Ray, with probes that only pretend to train; the last test trains."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,8 +65,11 @@ def facts_of(batch: int) -> ModelFacts:
 
 
 def plan_up_to(largest: int) -> Callable[[int], tuple[ModelFacts, Plan]]:
+    held = threading.RLock()  # as a progress display has one: planning happens here and is never sent anywhere
+
     def plan_batch(batch: int) -> tuple[ModelFacts, Plan]:
-        facts = facts_of(batch)
+        with held:
+            facts = facts_of(batch)
         if batch > largest:
             short = Reason(resource="gpu_memory", needed_bytes=9, available_bytes=4, shortfall_bytes=5, hint="more")
             return facts, Plan(feasible=False, reasons=(short,))
