@@ -12,12 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 LOGIT_CHUNK_ELEMENTS = 2**26
 """Most logits (tokens x vocabulary) that exist at once: 256 MiB in float32."""
 IGNORED = -100
 """Label of a position that has no loss, as in torch.nn.functional.cross_entropy."""
+
+
+class _States(BaseModelOutputWithPast):
+    """Hidden states, and None for whatever else a model looks for in its base model's output (router logits, ...)."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 class _GivenStates(nn.Module):
@@ -27,8 +35,8 @@ class _GivenStates(nn.Module):
         super().__init__()
         self.states = states
 
-    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.states)
+    def forward(self, *args: Any, **kwargs: Any) -> _States:
+        return _States(last_hidden_state=self.states)
 
 
 class Logits:

@@ -143,7 +143,7 @@ def _trainable(run: Run, name: str, traces: Path) -> Callable[[dict[str, Any]], 
     return probe
 
 
-class _OnRequest(Stopper):  # type: ignore[misc]
+class _OnRequest(Stopper):
     """Ends the search, and the trial that runs, when it is asked to."""
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class _OnRequest(Stopper):  # type: ignore[misc]
         return self._requested
 
 
-class _AskTell(Searcher):  # type: ignore[misc]
+class _AskTell(Searcher):
     """Hands the search's questions to Ray Tune, one at a time, and Ray Tune's answers to the search.
 
     A batch whose plan does not fit is answered at once, without a trial.

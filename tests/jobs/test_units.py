@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from lazytrain.jobs.errors import InputError
+from lazytrain.jobs.units import format_bytes, parse_bytes, parse_duration
+
+
+@pytest.mark.parametrize(
+    "text, size", [("96GiB", 96 << 30), ("70GB", 70 * 10**9), ("1.5 MB", 1_500_000), (123, 123), ("123", 123)]
+)
+def test_amounts_of_memory(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "70 Gigs", "GB", "-", "nan"])
+def test_a_bad_amount_says_what_to_write(text):
+    with pytest.raises(InputError, match="70GB"):
+        parse_bytes(text)
+
+
+def test_bytes_read_well():
+    assert format_bytes(1536) == "1.5KiB"
+
+
+@pytest.mark.parametrize(
+    "text, seconds", [("90s", 90), ("15m", 900), ("24h", 86400), ("2d", 172800), (5, 5), ("0.5h", 1800)]
+)
+def test_durations(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "24", "h", "24 hours", "-1h", True])
+def test_a_bad_duration_says_what_to_write(text):
+    with pytest.raises(ValueError, match="24h"):
+        parse_duration(text)
