@@ -26,20 +26,10 @@ from .head_loss import Logits, chunk_tokens, loss_with_gradients
 from .layout import Layout
 from .memory import StorageTracker
 from .model_facts import ModelFacts, UnitFacts, UnitKind
-from .replay import Call, output_tensors
+from .replay import PRODUCTS, Call, output_tensors, padded_bytes
 
 DType = Literal["float32", "bfloat16"]
 LAYER_LISTS = ("layers", "h", "blocks")
-_aten = torch.ops.aten
-_PRODUCTS = {
-    _aten.mm.default,
-    _aten.addmm.default,
-    _aten.bmm.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_fused_attention_overrideable.default,
-}
 
 
 def model_facts(
@@ -294,26 +284,25 @@ def _measure_forward(call: Call) -> tuple[Any, int, int, int]:
 
 
 def _measure_saved(call: Call, parameters: list[nn.Parameter]) -> int:
-    own = {id(p.untyped_storage()) for p in parameters}
-    saved: dict[int, torch.UntypedStorage] = {}
+    own = {t.untyped_storage()._cdata for t in [*parameters, *call.tensors()]}
+    saved: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        saved[id(tensor.untyped_storage())] = tensor.untyped_storage()
+        saved[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        outputs = call.forward()
-    total = sum(storage.nbytes() for key, storage in saved.items() if key not in own)
-    del outputs
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        graphed = call.forward_with_graph()
+    total = sum(padded_bytes(tensor) for key, tensor in saved.items() if key not in own)
+    del graphed
     return total
 
 
 def _measure_backward(call: Call, outputs: list[torch.Tensor], parameters: list[nn.Parameter]) -> int:
-    needs = [i == call.boundary for i, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)]
     gradients = [torch.empty_like(o) if o.is_floating_point() else None for o in outputs]
     tracker = StorageTracker()
     with tracker:
-        inputs, weights = call.backward(None, needs, gradients, parameters)
+        inputs, weights = call.backward(None, gradients, parameters)
     given_back = sum(_bytes(t) for t in [*inputs, *weights] if t is not None)
     return max(0, tracker.peak_bytes - given_back)
 
@@ -359,8 +348,8 @@ class _ProductBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _PRODUCTS:
-            self.bytes += _bytes(result[0] if isinstance(result, tuple) else result)
+        if func in PRODUCTS:
+            self.bytes += sum(map(padded_bytes, output_tensors(result)))
         return result
 
 
@@ -368,7 +357,7 @@ def _cpu_attention_flops(query: Any, key: Any, value: Any, *args: Any, out_shape
     return int(sdpa_flop_count(query, key, value))
 
 
-_FLOP_FORMULAS = {_aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention_flops}
+_FLOP_FORMULAS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention_flops}
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -33,7 +33,7 @@ class UnitFacts(Frozen):
     output_bytes: int
     """Bytes of its output: the boundary after it (0 for the head)."""
     saved_bytes: int
-    """Bytes autograd keeps for backward when everything is kept, weights left out."""
+    """Bytes autograd keeps for backward when everything is kept, beside the weights and the unit's arguments."""
     saved_matmul_bytes: int
     """Bytes of the outputs of matrix products and of attention among them."""
     forward_workspace_bytes: int

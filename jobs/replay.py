@@ -15,6 +15,25 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from .errors import ProgramError
 
 Module = Callable[..., Any]
+Gradients = tuple[list[torch.Tensor | None], list[torch.Tensor | None]]
+"""Gradients of a call's tensors, and of parameters."""
+_aten = torch.ops.aten
+PRODUCTS = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten.baddbmm.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+        _aten._scaled_dot_product_fused_attention_overrideable.default,
+    }
+)
+"""Operations that are dear to repeat: matrix products and attention. The rest of a layer is element-wise."""
+KEPT_ALIGNMENT = 64
+"""Bytes at whose multiples kept tensors start when several lie in one buffer."""
 
 
 @dataclass
@@ -27,6 +46,8 @@ class Call:
     spec: TreeSpec
     boundary: int
     """Place of the boundary (the first floating-point tensor) among the leaves; -1 where there is none."""
+    needs_gradient: list[bool]
+    """For each tensor among the leaves, in order, whether it wants a gradient; the boundary always does."""
     rng: RngState | None = None
 
     @classmethod
@@ -37,8 +58,9 @@ class Call:
                 "a key-value cache cannot be used in training", hint="call the model with use_cache=False"
             )
         leaves, spec = tree_flatten((args, kwargs))
-        floats = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-        return cls(run, leaves, spec, floats[0] if floats else -1)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        boundary = next((i for i in places if leaves[i].is_floating_point()), -1)
+        return cls(run, leaves, spec, boundary, [i == boundary or leaves[i].requires_grad for i in places])
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among the arguments, in order."""
@@ -46,48 +68,78 @@ class Call:
 
     def forward(self, boundary: torch.Tensor | None = None) -> Any:
         """Run the unit with ``boundary`` in its place (if given); what it returns is returned as it is."""
-        leaves = list(self.leaves)
-        if boundary is not None:
-            leaves[self.boundary] = boundary
-        args, kwargs = tree_unflatten(leaves, self.spec)
+        args, kwargs = tree_unflatten(self._with(boundary), self.spec)
         return self.run(*args, **kwargs)
+
+    def forward_with_graph(self, boundary: torch.Tensor | None = None) -> Graphed:
+        """Run the unit on detached arguments, recording a graph."""
+        leaves, inputs = self._with(boundary), []
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        for place, needed in zip(places, self.needs_gradient, strict=True):
+            leaves[place] = leaves[place].detach().requires_grad_(needed)
+            if needed:
+                inputs.append(leaves[place])
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        with torch.enable_grad():
+            return Graphed(inputs, self.run(*args, **kwargs))
 
     def backward(
         self,
         boundary: torch.Tensor | None,
-        needs_gradient: Sequence[bool],
         output_gradients: Sequence[torch.Tensor | None],
         parameters: Sequence[torch.nn.Parameter],
-    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-        """Run the unit again with a graph and differentiate it.
+    ) -> Gradients:
+        """Run the unit again with a graph and differentiate it."""
+        return self.differentiate(self.forward_with_graph(boundary), output_gradients, parameters)
 
-        ``needs_gradient`` says which of ``tensors()`` (the boundary at its place) want a gradient; ``output_gradients``
-        belong to the tensors among the outputs, in order. Returns the gradients of those tensors and of
-        ``parameters``; None where the output does not depend on them.
+    def differentiate(
+        self,
+        graphed: Graphed,
+        output_gradients: Sequence[torch.Tensor | None],
+        parameters: Sequence[torch.nn.Parameter],
+    ) -> Gradients:
+        """Gradients of ``tensors()`` (the boundary at its place) and of ``parameters``.
+
+        ``output_gradients`` belong to the tensors among the outputs, in order. A gradient is None where none is wanted
+        or the output does not depend on the tensor.
         """
+        outputs = output_tensors(graphed.output)
+        pairs = [(o, g) for o, g in zip(outputs, output_gradients, strict=True) if o.requires_grad and g is not None]
+        wanted = [*graphed.inputs, *parameters]
+        found = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+        of_inputs = iter(found[: len(graphed.inputs)])
+        return [next(of_inputs) if needed else None for needed in self.needs_gradient], list(
+            found[len(graphed.inputs) :]
+        )
+
+    def _with(self, boundary: torch.Tensor | None) -> list[Any]:
         leaves = list(self.leaves)
         if boundary is not None:
             leaves[self.boundary] = boundary
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        for place, needed in zip(places, needs_gradient, strict=True):
-            leaves[place] = leaves[place].detach().requires_grad_(needed)
-        inputs = [leaves[place] for place, needed in zip(places, needs_gradient, strict=True) if needed]
-        args, kwargs = tree_unflatten(leaves, self.spec)
-        del leaves, boundary
-        with torch.enable_grad():
-            outputs = output_tensors(self.run(*args, **kwargs))
-        del args, kwargs
-        pairs = [(o, g) for o, g in zip(outputs, output_gradients, strict=True) if o.requires_grad and g is not None]
-        found = torch.autograd.grad(
-            [o for o, _ in pairs], [*inputs, *parameters], [g for _, g in pairs], allow_unused=True
-        )
-        gradients = iter(found[: len(inputs)])
-        return [next(gradients) if needed else None for needed in needs_gradient], list(found[len(inputs) :])
+        return leaves
+
+
+@dataclass
+class Graphed:
+    """A run with a graph: the detached arguments that want a gradient, and what the unit returned."""
+
+    inputs: list[torch.Tensor]
+    output: Any
 
 
 def output_tensors(output: Any) -> list[torch.Tensor]:
     """The tensors of whatever a unit returned: a tensor, a tuple, a ModelOutput."""
     return [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def padded(size: int) -> int:
+    """``size`` rounded up to the alignment of kept tensors."""
+    return -(-size // KEPT_ALIGNMENT) * KEPT_ALIGNMENT
+
+
+def padded_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the tensor's storage, rounded up so that what follows it in a buffer is aligned for any dtype."""
+    return padded(tensor.untyped_storage().nbytes())
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ from ..model_facts import ModelFacts
 from ..policy import Op, Policy, Program, lower, lower_forward
 from ..replay import Call, RngState, output_tensors
 from .devices import Device, Event
+from .internals import Graph, Internals, Products
 from .stores import ActivationStore, HostUnit, Optimizer
 
 Work = Callable[[], None]
 Gradients = dict[str, torch.Tensor | None]
+KEEP: dict[str, type[Internals]] = {"matmuls": Products, "all": Graph}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,10 @@ class Engine:
 
     def _allocate_slots(self) -> list[torch.Tensor]:
         layers = self.units[self.first_layer : self.first_layer + len(self.facts.layers)]
-        numel = max(layer.layout.numel for layer in layers)
-        slots = [self.device.empty(numel, layers[0].dtype) for _ in range(self.policy.weight_slots)]
+        largest = max(layer.layout.numel for layer in layers)
+        resident = [layers[layer.index].layout.numel for layer in self.policy.layers if layer.resident]
+        sizes = [largest] * self.policy.weight_slots + resident
+        slots = [self.device.empty(numel, layers[0].dtype) for numel in sizes]
         for slot in slots:
             slot.fill_(float("nan"))  # a layer that reads before its load has ended is seen at once
         return slots
@@ -78,6 +82,7 @@ class Engine:
         self.program, self._next = program, len(program.ops)
         self._events: dict[str, Event] = {}
         self._calls: dict[tuple[int, int], Call] = {}
+        self._kept: dict[tuple[int, int], Internals] = {}
         self._outgoing: dict[tuple[int, int], Gradients] = {}
         self._own_weights: dict[str, torch.Tensor] = {}  # by the operation that loaded them
         self._staged: dict[str, torch.Tensor] = {}
@@ -107,8 +112,13 @@ class Engine:
             boundary = self._take_boundary(key, call)
             self._advance("forward", unit)
             call.rng = RngState.now(self.device.torch_device)
-            with self._weights(op):
-                output = call.forward(boundary)
+            with self._weights(op) as slot:
+                if op.internals == "none":
+                    output = call.forward(boundary)
+                else:
+                    assert boundary is not None
+                    kept = self._kept[key] = KEEP[op.internals]()
+                    output = kept.forward(call, boundary, slot)
             if self._home(unit) != "gpu":
                 self._store.drop(key)
             self._calls[key] = call
@@ -116,9 +126,7 @@ class Engine:
             self._finish(op)
         return output
 
-    def backward(
-        self, unit: int, call: Call, needs: Sequence[bool], gradients: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor | None]:
+    def backward(self, unit: int, call: Call, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Run a unit again with a graph, send its parameters' gradients off, return those of its inputs."""
         with self._ticking():
             op = self._advance("backward", unit)
@@ -126,8 +134,13 @@ class Engine:
             boundary = self._store.get(key) if call.boundary >= 0 else None
             self._store.drop(key)
             del self._calls[key]
-            with self._weights(op), self._replaying(call):
-                inputs, parameters = call.backward(boundary, needs, gradients, list(host.parameters.values()))
+            wanted = list(host.parameters.values())
+            with self._weights(op) as slot, self._replaying(call):
+                if op.internals == "none":
+                    inputs, parameters = call.backward(boundary, gradients, wanted)
+                else:
+                    assert boundary is not None
+                    inputs, parameters = self._kept.pop(key).backward(call, boundary, slot, gradients, wanted)
             self._outgoing[key] = dict(zip(host.parameters, parameters, strict=True))
             self._finish(op)
         return inputs
@@ -342,6 +355,14 @@ class Engine:
     def _reload(self, op: Op) -> tuple[Work, int]:
         return self._store.reload((op.unit, op.micro))
 
+    def _swap_out(self, op: Op) -> tuple[Work, int]:
+        key = (op.unit, op.micro)
+        return self._store.swap_out(key, self._kept[key])
+
+    def _swap_in(self, op: Op) -> tuple[Work, int]:
+        key = (op.unit, op.micro)
+        return self._store.swap_in(key, self._kept[key])
+
     def _gradient(self, op: Op) -> tuple[Work, int]:
         owner, gradients = self.units[self.owner[op.unit]], self._outgoing.pop((op.unit, op.micro))
         addition = op.id.replace("gradient.", "accumulate.", 1)
@@ -414,8 +435,8 @@ class Engine:
         return self.policy.homes[layer] if 0 <= layer < len(self.facts.layers) else "gpu"
 
     @contextmanager
-    def _weights(self, op: Op) -> Iterator[None]:
-        """Bind the unit's parameters to the memory its weights were loaded into."""
+    def _weights(self, op: Op) -> Iterator[torch.Tensor]:
+        """Bind the unit's parameters to the memory its weights were loaded into, and give that."""
         unit = self.units[op.unit]
         if op.slot >= 0:
             flat = self._slots[op.slot]
@@ -423,7 +444,7 @@ class Engine:
             flat = self._own_weights.pop(next(name for name in op.after if name.startswith("load.")))
         unit.bind(flat)
         try:
-            yield
+            yield flat
         finally:
             unit.unbind(self.device.torch_device)
 

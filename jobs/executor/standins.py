@@ -132,8 +132,7 @@ class _StreamedUnit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        needs = ctx.needs_input_grad[5:]
-        return (None, None, None, None, None, *ctx.engine.backward(ctx.unit, ctx.call, needs, gradients))
+        return (None, None, None, None, None, *ctx.engine.backward(ctx.unit, ctx.call, gradients))
 
 
 class _StreamedLoss(torch.autograd.Function):

@@ -126,12 +126,9 @@ class Policy(Frozen):
             raise ProgramError(f"the policy must list layers 0..{layers - 1} in order")
         if self.homes[0] == "recompute" or self.homes[-1] != "gpu":
             raise ProgramError("boundary 0 cannot be recomputed, and the last boundary is always on the GPU")
-        unknown = [x.index for x in self.layers if x.internals != "none" or x.resident]
-        if unknown:
-            raise ProgramError(
-                f"layers {unknown} keep internals or weights, which this version's executor cannot do",
-                hint="plan with --planner paper, every_layer or megatrain",
-            )
+        recomputed = [x.index for x in self.layers if x.internals != "none" and self.homes[x.index + 1] == "recompute"]
+        if recomputed:
+            raise ProgramError(f"layers {recomputed} keep internals, yet are run again to recompute a boundary")
 
     def to_json(self) -> str:
         """The policy file's text."""

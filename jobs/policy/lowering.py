@@ -7,9 +7,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..model_facts import ModelFacts
+from ..model_facts import ModelFacts, UnitFacts
 from .artifact import Home, Policy
-from .program import Buffer, Kind, Op, Program, Stream, Tier, unit_labels
+from .program import Buffer, Internals, Kind, Op, Program, Stream, Tier, unit_labels
 
 ComputeKind = Literal["forward", "loss", "recompute", "backward"]
 
@@ -68,6 +68,8 @@ class _Lowering:
         self.issued: dict[str, list[str]] = defaultdict(list)  # by kind, where a ring of buffers limits how many
         self.staged: list[str] = []  # for each use of an NVMe staging buffer, what ends it
         self.ring: list[tuple[int, int]] = [(-1, -1)] * policy.weight_slots  # unit held, last position that used it
+        resident = [self.first + layer.index for layer in policy.layers if layer.resident]
+        self.resident = {unit: policy.weight_slots + i for i, unit in enumerate(resident)}  # unit to its own slot
         self.buffers: list[Buffer] = []
 
     # ---- the order of compute
@@ -123,6 +125,8 @@ class _Lowering:
                     compute.kind == "recompute" or self._id("reload", compute.unit, compute.micro) not in self.placed_at
                 ):
                     self._place_reload(position, compute, home)
+            if self._internals(compute) != "none":
+                self._place_internals(position, compute)
             if compute.kind == "backward":
                 self._place_gradient(position, compute)
             self._hold_results(compute)
@@ -137,7 +141,7 @@ class _Lowering:
 
     def _wait_for_copies_out(self, compute: _Compute) -> None:
         """At most ``staging_slots`` boundaries and as many gradients are on their way out of the GPU."""
-        for kind in ("offload", "gradient"):
+        for kind in ("offload", "swap_out", "gradient"):
             if len(self.issued[kind]) >= self.policy.staging_slots:
                 compute.after.append(self.issued[kind][-self.policy.staging_slots])
 
@@ -148,6 +152,14 @@ class _Lowering:
         if unit.kind != "layer":
             load = self._load(compute, freed_at=position - 2)
             self._hold(f"weights.{load}", "gpu", unit.weight_bytes, load, compute.id)
+            return
+        if compute.unit in self.resident:
+            compute.slot = self.resident[compute.unit]
+            name = f"load.{self.labels[compute.unit]}@0"
+            if name in self.placed_at:
+                compute.after.append(name)
+            else:
+                self._load(compute, freed_at=position - self.policy.weight_slots)
             return
         held = [s for s, (holds, _) in enumerate(self.ring) if holds == compute.unit]
         compute.slot = held[0] if held else min(range(len(self.ring)), key=lambda s: self.ring[s][1])
@@ -206,6 +218,31 @@ class _Lowering:
         read = self._transfer(at, "read", "nvme_read", compute, size, [write, *after])
         self.staged.append(self._id("reload", compute.unit, compute.micro))
         return read
+
+    def _internals(self, compute: _Compute) -> Internals:
+        layer = compute.unit - self.first
+        if not self.training or compute.kind not in ("forward", "backward") or not 0 <= layer < self.layers:
+            return "none"
+        return self.policy.layers[layer].internals
+
+    def _place_internals(self, position: int, compute: _Compute) -> None:
+        """Hold what a layer's forward keeps until its backward, on the GPU or swapped to the host in between."""
+        forward, backward = (self._id(kind, compute.unit, compute.micro) for kind in ("forward", "backward"))
+        size = internals_bytes(self.units[compute.unit], self._internals(compute))
+        swapped = self.policy.layers[compute.unit - self.first].internals_home == "host"
+        if compute.kind == "forward":
+            released = backward
+            if swapped:
+                released = self._transfer(position + 1, "swap_out", "d2h", compute, size, [forward])
+            self._hold(f"internals.{forward}", "gpu", size, forward, released)
+        elif swapped:
+            swap_out = self._id("swap_out", compute.unit, compute.micro)
+            freed_at = max(position - self.policy.weight_slots, self.position[forward] + 1)
+            after = [swap_out, self.computes[freed_at].id]
+            swap_in = self._transfer(freed_at + 1, "swap_in", "h2d", compute, size, after)
+            compute.after.append(swap_in)
+            self._hold(f"internals.{swap_in}", "gpu", size, swap_in, backward)
+            self._hold(f"internals.{swap_out}", "host", size, swap_out, swap_in)
 
     def _place_gradient(self, position: int, compute: _Compute) -> None:
         """Copy a unit's gradient out; all but the first that a master gets are added to what is there."""
@@ -276,8 +313,10 @@ class _Lowering:
         self._hold(f"boundary.{compute.id}", "gpu", size, compute.id, *released)
 
     def _hold_static(self) -> None:
-        for slot in range(self.policy.weight_slots):
-            self._hold(f"slot.{slot}", "gpu", max(layer.weight_bytes for layer in self.facts.layers))
+        largest = max(layer.weight_bytes for layer in self.facts.layers)
+        sizes = [largest] * self.policy.weight_slots + [self.units[unit].weight_bytes for unit in self.resident]
+        for slot, size in enumerate(sizes):
+            self._hold(f"slot.{slot}", "gpu", size)
         self._hold("side", "gpu", self.facts.side_bytes)
         moved: dict[str, int] = defaultdict(int)
         for op in itertools.chain.from_iterable(self.early.values()):
@@ -304,8 +343,8 @@ class _Lowering:
         ops: list[Op] = []
         for position, c in enumerate(self.computes):
             ops += self.early[position]
-            workspace = self._workspace(c)
-            ops.append(Op(c.id, c.kind, "compute", c.unit, c.micro, 0, tuple(c.after), c.slot, workspace))
+            workspace, internals = self._workspace(c), self._internals(c)
+            ops.append(Op(c.id, c.kind, "compute", c.unit, c.micro, 0, tuple(c.after), c.slot, workspace, internals))
         return ops + self.early[len(self.computes)]
 
     def _clip(self) -> list[Op]:
@@ -317,4 +356,11 @@ class _Lowering:
         unit = self.units[compute.unit]
         if compute.unit == self.head and self.training:
             return unit.backward_workspace_bytes if compute.kind == "loss" else 0
-        return unit.backward_workspace_bytes if compute.kind == "backward" else unit.forward_workspace_bytes
+        if compute.kind == "backward":
+            return max(0, unit.backward_workspace_bytes - internals_bytes(unit, self._internals(compute)))
+        return unit.forward_workspace_bytes
+
+
+def internals_bytes(unit: UnitFacts, internals: Internals) -> int:
+    """Bytes that a layer keeps from its forward to its backward, beside its boundary."""
+    return {"none": 0, "matmuls": unit.saved_matmul_bytes, "all": unit.saved_bytes}[internals]

@@ -25,11 +25,12 @@ from functools import cached_property
 from typing import Literal
 
 Kind = Literal[
-    "update", "load", "forward", "offload", "write", "loss", "read", "reload",
+    "update", "load", "forward", "offload", "write", "swap_out", "loss", "read", "reload", "swap_in",
     "recompute", "backward", "gradient", "accumulate", "norm", "clip",
 ]  # fmt: skip
 Stream = Literal["compute", "h2d", "d2h", "nvme_read", "nvme_write", "cpu"]
 Tier = Literal["gpu", "host", "nvme"]
+Internals = Literal["none", "matmuls", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,11 @@ class Op:
     """Bytes that cross the stream's link; for ``update`` and ``norm``, bytes of the gradient they read."""
     after: tuple[str, ...] = ()
     slot: int = -1
-    """Ring slot that a layer's weights are in; -1 for units with a buffer of their own."""
+    """Slot of a layer's weights (the ring's first, then those of resident layers); -1 for a buffer of its own."""
     workspace_bytes: int = 0
     """GPU memory a compute operation needs while it runs, beyond every `Buffer`."""
+    internals: Internals = "none"
+    """What a layer's forward keeps for its backward, so that backward need not compute it again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ...policy import Program
+from ...replay import padded
 from ..devices import Device
+from ..internals import Internals
 from .nvme import NvmeFile
 
 Key = tuple[int, int]
@@ -42,6 +44,7 @@ class ActivationStore:
         self._on_gpu: dict[Key, torch.Tensor] = {}
         self._left: dict[Key, Form] = {}  # boundaries that are not on the GPU
         self._host: dict[Key, torch.Tensor] = {}
+        self._swapped: dict[Key, list[torch.Tensor]] = {}
         written = [op for op in program.ops if op.kind == "write"]
         self._offset = {(op.unit, op.micro): i * op.bytes for i, op in enumerate(written)}
         self._file = NvmeFile(nvme_directory, sum(op.bytes for op in written)) if written else None
@@ -52,11 +55,13 @@ class ActivationStore:
         staging = [buffer for buffer in program.buffers if buffer.name.startswith("nvme_staging.")]
         self._ring = [device.host_empty(buffer.bytes, torch.uint8) for buffer in staging]
         self._uses = 0
+        swapped = {(op.unit, op.micro): op.bytes for op in program.ops if op.kind == "swap_out"}
+        self._internals_home = {key: device.host_empty(size, torch.uint8) for key, size in swapped.items()}
 
     @property
     def host_bytes(self) -> int:
         """Host memory held for boundaries."""
-        return sum(buffer.numel() for buffer in (*self._home.values(), *self._ring))
+        return sum(buffer.numel() for buffer in (*self._home.values(), *self._internals_home.values(), *self._ring))
 
     def put(self, key: Key, boundary: torch.Tensor) -> None:
         """Keep a boundary on the GPU."""
@@ -97,16 +102,37 @@ class ActivationStore:
         self._on_gpu[key] = target
         return (lambda: _copy(target, source)), source.nbytes
 
+    def swap_out(self, key: Key, kept: Internals) -> Copy:
+        """Copy a layer's internals from the GPU to the host; the GPU's are given up."""
+        sources = [storage.bytes for storage in kept.storages if storage.bytes is not None]
+        for source, storage in zip(sources, kept.storages, strict=True):
+            self._device.lend(source, "d2h")
+            storage.bytes = None
+        sizes = [source.numel() for source in sources]
+        targets = self._swapped[key] = pack(self._internals_home[key], sizes)
+        return (lambda: _copy_all(targets, sources)), sum(map(padded, sizes))
+
+    def swap_in(self, key: Key, kept: Internals) -> Copy:
+        """Copy a layer's internals back to newly taken GPU memory."""
+        sources = self._swapped.pop(key)
+        targets = [self._device.empty(source.numel(), torch.uint8) for source in sources]
+        for target, storage in zip(targets, kept.storages, strict=True):
+            self._device.lend(target, "h2d")
+            storage.bytes = target
+        return (lambda: _copy_all(targets, sources)), sum(padded(source.numel()) for source in sources)
+
     def clear(self) -> None:
         """Forget everything that is kept (a step was given up)."""
         self._on_gpu.clear()
         self._left.clear()
         self._host.clear()
+        self._swapped.clear()
 
     def close(self) -> None:
         """Give memory and disk space back."""
         self.clear()
         self._home.clear()
+        self._internals_home.clear()
         self._ring.clear()
         if self._file is not None:
             self._file.close()
@@ -122,6 +148,20 @@ class ActivationStore:
             return self._home[key]
         self._uses += 1
         return self._ring[self._uses % len(self._ring)]
+
+
+def pack(buffer: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Consecutive aligned parts of a byte buffer."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(buffer[start : start + size])
+        start += padded(size)
+    return parts
+
+
+def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        _copy(target, source)
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:

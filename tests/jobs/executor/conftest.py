@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lazytrain.jobs.introspect import model_facts
 from lazytrain.jobs.model_facts import ModelFacts
-from lazytrain.jobs.policy import Policy
+from lazytrain.jobs.policy import LayerPolicy, Policy
 
 ROWS, LENGTH, VOCABULARY, LAYERS = 3, 17, 50, 5
 _COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -70,7 +70,16 @@ def random_policy() -> Callable[[ModelFacts, int], Policy]:
         inner = [choose.choice(("gpu", "host", "nvme", "recompute")) for _ in facts.layers[1:]]
         homes = [choose.choice(("gpu", "host", "nvme")), *inner, "gpu"]
         policy = Policy.from_homes(facts, homes, weight_slots=choose.choice((2, 3)), **options)
-        return policy.model_copy(update={"staging_slots": choose.choice((1, 2, 3))})
+        layers = [
+            LayerPolicy(
+                index=i,
+                internals="none" if homes[i + 1] == "recompute" else choose.choice(("none", "matmuls", "all")),
+                internals_home=choose.choice(("gpu", "host")),
+                resident=choose.random() < 0.3,
+            )
+            for i in range(len(facts.layers))
+        ]
+        return policy.model_copy(update={"staging_slots": choose.choice((1, 2, 3)), "layers": tuple(layers)})
 
     return draw
 

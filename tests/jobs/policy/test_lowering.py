@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazytrain.jobs.errors import ProgramError
-from lazytrain.jobs.policy import Policy, lower, lower_forward
+from lazytrain.jobs.policy import LayerPolicy, Policy, lower, lower_forward
 
 
 def draw_policy(facts, seed, **options):
@@ -18,7 +18,16 @@ def draw_policy(facts, seed, **options):
     homes = [choose.choice(("gpu", "host", "nvme", "recompute")) for _ in facts.layers]
     homes[0] = choose.choice(("gpu", "host", "nvme"))
     policy = Policy.from_homes(facts, [*homes, "gpu"], weight_slots=choose.choice((2, 3, 4)), **options)
-    return policy.model_copy(update={"staging_slots": choose.choice((1, 2, 3))})
+    layers = [
+        LayerPolicy(
+            index=i,
+            internals="none" if [*homes, "gpu"][i + 1] == "recompute" else choose.choice(("none", "matmuls", "all")),
+            internals_home=choose.choice(("gpu", "host")),
+            resident=choose.random() < 0.3,
+        )
+        for i in range(len(homes))
+    ]
+    return policy.model_copy(update={"staging_slots": choose.choice((1, 2, 3)), "layers": tuple(layers)})
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +114,7 @@ def test_a_slot_is_filled_only_after_its_last_user_has_ended(programs):
     for _, _, program in programs:
         last_user = {}
         for position, op in enumerate(program.ops):
-            if op.kind == "load" and op.slot in last_user:
+            if op.kind == "load" and op.slot >= 0 and op.slot in last_user:
                 assert (program.ancestors[position] >> last_user[op.slot]) & 1, op
             if op.stream == "compute" and op.slot >= 0:
                 last_user[op.slot] = position
@@ -183,9 +192,9 @@ def test_an_impossible_policy_is_refused(make_facts, homes, why):
         lower(Policy.from_homes(facts, homes), facts)
 
 
-def test_what_the_executor_cannot_do_yet_is_refused_by_name(make_facts):
-    facts = make_facts(2)
-    policy = Policy.from_homes(facts, ["gpu"] * 3)
-    kept = policy.layers[1].model_copy(update={"internals": "all"})
+def test_internals_of_a_layer_that_is_run_again_are_refused(make_facts):
+    facts = make_facts(3)
+    policy = Policy.from_homes(facts, ["gpu", "gpu", "recompute", "gpu"])
+    layers = [layer.model_copy(update={"internals": "all"}) if layer.index == 1 else layer for layer in policy.layers]
     with pytest.raises(ProgramError, match=r"layers \[1\] keep internals"):
-        lower(policy.model_copy(update={"layers": (policy.layers[0], kept)}), facts)
+        lower(policy.model_copy(update={"layers": tuple(layers)}), facts)
