@@ -1,7 +1,9 @@
 """AdamW (Loshchilov & Hutter 2019) in fp32, on slices of weights and states.
 
-The order of operations is that of ``torch.optim.AdamW``, so that fp32 states give its results. Bias corrections follow
-from the step at use; nothing derived is kept.
+The formula is that of ``torch.optim.AdamW``, and with fp32 states the results differ from its by rounding only. Every
+operation is one addition, multiplication, division or square root of fp32 numbers, in an order that the native kernel
+(``kernel/``) shares: both give the same bits on any processor. Bias corrections follow from the step at use; nothing
+derived is kept.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .codes import MOMENTUM, ROOT_VARIANCE
+from .blocks import chunks
+from .buffers import Buffers
+from .codes import MOMENTUM, ROOT_VARIANCE, dither, weight_dither
+from .split import join, round_stochastically, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,35 +30,59 @@ class Step:
     weight_decay: float
     scale: float = 1.0
 
+    @property
+    def decay(self) -> float:
+        """Factor of the weights."""
+        return 1 - self.lr * self.weight_decay
 
-@dataclass(frozen=True, slots=True)
-class QuantisedState:
-    """8-bit m and sqrt(v) of some blocks: codes (uint8, blocks x width) and scales (fp32, blocks)."""
+    @property
+    def root_correction(self) -> float:
+        """Factor of sqrt(v) that corrects its bias towards the zero it started from."""
+        return float((1 - self.beta2**self.step) ** -0.5)
 
-    m_codes: torch.Tensor
-    m_scales: torch.Tensor
-    v_codes: torch.Tensor
-    v_scales: torch.Tensor
+    @property
+    def rate(self) -> float:
+        """Factor of m / (corrected sqrt(v) + eps), m's own correction included: what is added to the weights."""
+        return float(-self.lr / (1 - self.beta1**self.step))
+
+
+def step(buffers: Buffers, by: Step) -> None:
+    """One step, in place, by torch operations; temporaries stay bounded whatever the number of elements."""
+    for start, stop in chunks(buffers.numel, buffers.block):
+        _step_chunk(buffers.piece(start, stop), start, by)
 
 
 def update(weights: torch.Tensor, gradient: torch.Tensor, m: torch.Tensor, v: torch.Tensor, by: Step) -> torch.Tensor:
     """One AdamW step on fp32 tensors of one shape; ``weights``, ``m`` and ``v`` change in place. Returns sqrt(v)."""
-    if by.weight_decay:
-        weights.mul_(1 - by.lr * by.weight_decay)
-    m.lerp_(gradient, 1 - by.beta1)
-    v.mul_(by.beta2).addcmul_(gradient, gradient, value=1 - by.beta2)
-    root = v.sqrt()
-    denominator = root.div((1 - by.beta2**by.step) ** 0.5).add_(by.eps)
-    weights.addcdiv_(m, denominator, value=-by.lr / (1 - by.beta1**by.step))
+    weights.mul_(by.decay)
+    m.add_((gradient - m).mul_(1 - by.beta1))
+    v.mul_(by.beta2).add_(gradient.square().mul_(1 - by.beta2))
+    root = v.double().sqrt_().float()  # torch's own fp32 root is off by a bit in one of five
+    denominator = root.mul(by.root_correction).add_(by.eps)
+    weights.add_(m.div(denominator).mul_(by.rate))
     return root
 
 
-def update_quantised(
-    weights: torch.Tensor, gradient: torch.Tensor, state: QuantisedState, by: Step, dither: torch.Tensor
-) -> None:
-    """The same with 8-bit states: decode, update in fp32, encode; all tensors are blocks x width."""
-    m = MOMENTUM.decode(state.m_codes, state.m_scales)
-    v = ROOT_VARIANCE.decode(state.v_codes, state.v_scales).square_()
-    root = update(weights, gradient, m, v, by)
-    MOMENTUM.encode(m, state.m_codes, state.m_scales, dither)
-    ROOT_VARIANCE.encode(root, state.v_codes, state.v_scales, dither)
+def _step_chunk(b: Buffers, start: int, by: Step) -> None:
+    weights = b.weights.float() if b.low is None else join(b.weights, b.low)
+    gradient = b.gradient.float() * by.scale
+    if b.m is not None and b.v is not None:
+        update(weights, gradient, b.m, b.v, by)
+    else:
+        _update_quantised(weights, gradient, b, start // b.block, by)
+    if b.low is not None:
+        split(weights, b.weights, b.low)
+    elif b.master == "stochastic":
+        round_stochastically(weights, b.weights, weight_dither(by.step, start, b.numel))
+
+
+def _update_quantised(weights: torch.Tensor, gradient: torch.Tensor, b: Buffers, first_block: int, by: Step) -> None:
+    assert b.m_codes is not None and b.m_scales is not None and b.v_codes is not None and b.v_scales is not None
+    shape = (-1, min(b.block, b.numel))
+    m_codes, v_codes = b.m_codes.view(shape), b.v_codes.view(shape)
+    m = MOMENTUM.decode(m_codes, b.m_scales)
+    v = ROOT_VARIANCE.decode(v_codes, b.v_scales).square_()
+    root = update(weights.view(shape), gradient.view(shape), m, v, by)
+    noise = dither(by.step, first_block, *m_codes.shape)
+    MOMENTUM.encode(m, m_codes, b.m_scales, noise)
+    ROOT_VARIANCE.encode(root, v_codes, b.v_scales, noise)

@@ -12,6 +12,7 @@ import torch
 from ..errors import CheckpointError, InputError
 from ..layout import Layout
 from .clipping import Clip, clip, squares
+from .native import choose
 from .split import split
 from .unit import UnitOptimizer
 
@@ -32,6 +33,15 @@ class HybridAdamW(torch.optim.Optimizer):
     - ``HybridAdamW(lr=...)``: for the executor, which asks for a ``unit`` per layer and drives it. Weight decay then
       applies to tensors of two or more dimensions only: not to norms and biases.
 
+    ``master`` says what becomes of bf16 weights: "split" keeps them exact (6.03 bytes a parameter with the states);
+    "bf16_stochastic" keeps bf16 alone and rounds each update up or down so that it is right on average (4.03 bytes).
+    ``eight_bit_fraction`` leaves the rest of every tensor's states in fp32 (the LazyTrain paper: 0.02, with a
+    ``block_size`` of 4096).
+
+    ``kernel`` is "auto", "torch" (torch operations, the same bits), or an instruction set: "baseline", "avx2",
+    "avx512". ``threads`` bounds the native kernel's; None takes torch's number. Neither is ever more than the cores
+    that the process may use.
+
     ``max_grad_norm`` clips by the global norm over all parameters inside ``step()``; gradients keep their values. A
     step with a non-finite gradient changes nothing at all and is reported in ``last_clip``.
     """
@@ -49,13 +59,21 @@ class HybridAdamW(torch.optim.Optimizer):
         block_size: int = 256,
         min_8bit_size: int = 4096,
         master: str = "split",
+        eight_bit_fraction: float = 1.0,
+        kernel: str = "auto",
+        threads: int | None = None,
     ) -> None:
         _check_numbers(lr, betas, eps, weight_decay, max_grad_norm)
-        _check_formats(state_bits, block_size, master)
+        _check_formats(state_bits, block_size, master, eight_bit_fraction, threads)
         self.max_grad_norm = max_grad_norm
         self.state_bits = state_bits
         self.block_size = block_size
         self.min_8bit_size = min_8bit_size
+        self.master = master
+        self.eight_bit_fraction = eight_bit_fraction
+        self.kernel = kernel
+        self.threads = threads
+        self._kernel = choose(kernel, threads)
         self.last_clip: Clip | None = None
         self._units: dict[torch.Tensor, UnitOptimizer] = {}
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
@@ -79,8 +97,10 @@ class HybridAdamW(torch.optim.Optimizer):
         """
         if weights.dtype != torch.float32 or weights.shape != (layout.numel,):
             raise ValueError(f"weights must be flat float32 of {layout.numel:,} elements")
-        if not _splits(dtype):
+        if not _is_half(dtype):
             return self._build(layout, weights.clone(), None, decay_all=False)
+        if self.master == "bf16_stochastic":
+            return self._build(layout, weights.to(dtype), None, decay_all=False)
         streamed = torch.empty(layout.numel, dtype=torch.bfloat16)
         low = torch.empty(layout.numel, dtype=torch.int16)
         split(weights.contiguous(), streamed, low)
@@ -88,7 +108,14 @@ class HybridAdamW(torch.optim.Optimizer):
 
     def squares(self, gradient: torch.Tensor) -> float:
         """Sum of squares of a gradient, accumulated in fp64."""
-        return squares(gradient)
+        gradient = gradient.detach()
+        if (
+            self._kernel is None
+            or gradient.dtype not in (torch.bfloat16, torch.float32)
+            or gradient.device.type != "cpu"
+        ):
+            return squares(gradient)
+        return self._kernel.squares(gradient.contiguous())
 
     def clip(self, sum_of_squares: float) -> Clip:
         """Norm and factor for gradients with this sum of squares, as in ``torch.nn.utils.clip_grad_norm_``."""
@@ -129,12 +156,12 @@ class HybridAdamW(torch.optim.Optimizer):
             self._unit_of(parameter)
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = ("max_grad_norm", "state_bits", "block_size", "min_8bit_size", "last_clip")
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in settings}}
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in _SETTINGS}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._units = {}
+        self._kernel = choose(self.kernel, self.threads)
 
     def _step_parameter(self, parameter: torch.Tensor, group: Mapping[str, Any], scale: float) -> None:
         gradient = parameter.grad
@@ -157,7 +184,8 @@ class HybridAdamW(torch.optim.Optimizer):
     def _adopt(self, parameter: torch.Tensor) -> UnitOptimizer:
         """A unit for one parameter, with zero states or, after a load or unpickling, with those in ``state``."""
         layout = Layout(Layout.of({"parameter": tuple(parameter.shape)}).segments, parameter.numel())
-        low = torch.zeros(parameter.numel(), dtype=torch.int16) if _splits(parameter.dtype) else None
+        splits = _is_half(parameter.dtype) and self.master == "split"
+        low = torch.zeros(parameter.numel(), dtype=torch.int16) if splits else None
         unit = self._build(layout, parameter.detach().reshape(-1), low, decay_all=True)
         saved = self.state[parameter]
         if saved:
@@ -176,12 +204,21 @@ class HybridAdamW(torch.optim.Optimizer):
             state_bits=self.state_bits,
             block_size=self.block_size,
             min_8bit_size=self.min_8bit_size,
+            eight_bit_fraction=self.eight_bit_fraction,
             decay_all=decay_all,
+            kernel=self._kernel,
         )
 
 
-def _splits(dtype: torch.dtype) -> bool:
-    """Whether weights of ``dtype`` are the high half of a split master (bf16) or the master itself (fp32)."""
+_SETTINGS = (
+    *("max_grad_norm", "state_bits", "block_size", "min_8bit_size", "master", "eight_bit_fraction"),
+    *("kernel", "threads", "last_clip"),
+)
+"""What a copy of an optimizer has beside torch's own fields."""
+
+
+def _is_half(dtype: torch.dtype) -> bool:
+    """Whether weights of ``dtype`` are bf16, and not their own fp32 master."""
     if dtype not in (torch.bfloat16, torch.float32):
         raise InputError(
             f"HybridAdamW does not train {dtype} weights",
@@ -205,12 +242,19 @@ def _check_numbers(
             raise InputError(f"optimizer {name} is {value}", hint=f"it must be {want}")
 
 
-def _check_formats(state_bits: int, block_size: int, master: str) -> None:
+def _check_formats(
+    state_bits: int, block_size: int, master: str, eight_bit_fraction: float, threads: int | None
+) -> None:
     if state_bits not in (8, 32):
         raise InputError(f"optimizer state_bits is {state_bits}", hint="use 8 or 32")
     if block_size < 1:
         raise InputError(f"optimizer block_size is {block_size}", hint="use 256")
-    if master != "split":
+    if not 0 <= eight_bit_fraction <= 1:
+        raise InputError(f"optimizer eight_bit_fraction is {eight_bit_fraction}", hint="it must be from 0 to 1")
+    if threads is not None and threads < 1:
+        raise InputError(f"optimizer threads is {threads}", hint="it must be 1 or more, or None for torch's number")
+    if master not in ("split", "bf16_stochastic"):
         raise InputError(
-            f"unknown optimizer master {master!r}", hint="use 'split', the exact fp32 master in two halves"
+            f"unknown optimizer master {master!r}",
+            hint="use 'split', the exact fp32 master in two halves, or 'bf16_stochastic'",
         )

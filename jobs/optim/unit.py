@@ -11,9 +11,14 @@ import torch
 from ..errors import CheckpointError
 from ..layout import Layout
 from . import adamw
-from .blocks import Part, blocks, chunks, cut
-from .codes import VERSION, dither
-from .split import join, split
+from .blocks import Part, blocks, cut
+from .buffers import Buffers, Master
+from .codes import VERSION
+from .native import Kernel
+from .split import join
+
+_WEIGHTS: dict[Master, str] = {"plain": "master", "split": "master.high", "stochastic": "weights"}
+"""Names of the streamed weights in a saved state."""
 
 Options = Callable[[], Mapping[str, Any]]
 """Gives the optimizer's current ``betas``, ``eps`` and ``weight_decay``: read at every update, never remembered."""
@@ -22,8 +27,11 @@ Options = Callable[[], Mapping[str, Any]]
 class UnitOptimizer:
     """AdamW for the parameters of one unit (a layer, the embedding, the head).
 
-    ``streamed`` is flat, of the dtype asked for, and is what crosses the link: the master's bf16 high halves (a split
-    master: ``low`` holds the rest), or the fp32 master itself (``low`` is None). Updates change it in place.
+    ``streamed`` is flat, of the dtype asked for, and is what crosses the link. Updates change it in place. It is one of
+
+    - the bf16 high halves of a split master, of which ``low`` holds the rest;
+    - the fp32 master itself (``low`` is None);
+    - bf16 weights that are rounded stochastically, with no master beside them (``low`` is None).
     """
 
     def __init__(
@@ -36,7 +44,9 @@ class UnitOptimizer:
         state_bits: int,
         block_size: int,
         min_8bit_size: int,
+        eight_bit_fraction: float = 1.0,
         decay_all: bool = False,
+        kernel: Kernel | None = None,
     ) -> None:
         self.layout = layout
         self.streamed = streamed
@@ -48,8 +58,10 @@ class UnitOptimizer:
             state_bits=state_bits,
             block_size=block_size,
             min_8bit_size=min_8bit_size,
+            eight_bit_fraction=eight_bit_fraction,
             decay_all=decay_all,
         )
+        self._kernel = kernel
         self._states = _allocate(self._parts, block_size)
 
     def update(self, gradient: torch.Tensor, *, step: int, scale: float, lr: float) -> None:
@@ -66,20 +78,21 @@ class UnitOptimizer:
         if step < 1:
             raise ValueError(f"steps count from 1, got {step}")
         beta1, beta2 = options["betas"]
+        if gradient.dtype not in (torch.bfloat16, torch.float32) or not gradient.is_contiguous():
+            gradient = gradient.float().contiguous()
         for part in self._parts:
             decay = options["weight_decay"] if part.decayed else 0.0
-            by = adamw.Step(step, options["lr"], beta1, beta2, options["eps"], decay, scale)
-            for start, stop in chunks(part.segment.numel, self._block_size):
-                self._update_chunk(part, start, stop, gradient, by)
+            by = adamw.Step(step, float(options["lr"]), beta1, beta2, options["eps"], decay, scale)
+            buffers = self._buffers(part, gradient)
+            adamw.step(buffers, by) if self._kernel is None else self._kernel.step(buffers, by)
 
     def master(self) -> torch.Tensor:
-        """The exact weights, flat fp32; a copy when the master is split, else the master itself."""
-        return self.streamed if self.low is None else join(self.streamed, self.low)
+        """The exact weights, flat fp32; the live ones when they are kept in fp32, else a copy."""
+        return join(self.streamed, self.low) if self.low is not None else self.streamed.float()
 
     def state(self) -> dict[str, torch.Tensor]:
         """All that an exact continuation needs, by name; views of the live buffers, except the small ``format``."""
-        weights = {"master": self.streamed} if self.low is None else {"master.high": self.streamed}
-        return {**weights, **self.state_beside_streamed()}
+        return {_WEIGHTS[self._master_kind]: self.streamed, **self.state_beside_streamed()}
 
     def state_beside_streamed(self) -> dict[str, torch.Tensor]:
         """``state()`` without the streamed weights, for when these are kept elsewhere (in the model)."""
@@ -92,7 +105,7 @@ class UnitOptimizer:
         Raises CheckpointError, and changes nothing, when a tensor is missing, left over, or of another dtype or shape,
         or when the state is of another layout, block size or code version.
         """
-        target = self.state() if {"master", "master.high"} & state.keys() else self.state_beside_streamed()
+        target = self.state() if state.keys() & _WEIGHTS.values() else self.state_beside_streamed()
         _check(state, target)
         for name, tensor in target.items():
             tensor.copy_(state[name])
@@ -102,46 +115,38 @@ class UnitOptimizer:
         """Host bytes of master and states together."""
         return sum(tensor.nbytes for name, tensor in self.state().items() if name != "format")
 
-    def _update_chunk(self, part: Part, start: int, stop: int, gradient: torch.Tensor, by: adamw.Step) -> None:
-        here = slice(part.segment.offset + start, part.segment.offset + stop)
-        weights = self.streamed[here] if self.low is None else join(self.streamed[here], self.low[here])
-        scaled = gradient[here].to(torch.float32)
-        if by.scale != 1.0:
-            scaled = scaled * by.scale
-        if part.quantised:
-            self._update_quantised(part, start, weights, scaled, by)
-        else:
-            states = slice(part.state_offset + start, part.state_offset + stop)
-            adamw.update(weights, scaled, self._states["m"][states], self._states["v"][states], by)
+    @property
+    def _master_kind(self) -> Master:
         if self.low is not None:
-            split(weights, self.streamed[here], self.low[here])
+            return "split"
+        return "plain" if self.streamed.dtype == torch.float32 else "stochastic"
 
-    def _update_quantised(
-        self, part: Part, start: int, weights: torch.Tensor, gradient: torch.Tensor, by: adamw.Step
-    ) -> None:
-        numel = weights.numel()
-        width = min(self._block_size, numel)
-        first, count = start // self._block_size, numel // width
-        codes = slice(part.state_offset + start, part.state_offset + start + numel)
-        scales = slice(part.scale_offset + first, part.scale_offset + first + count)
-        state = adamw.QuantisedState(
-            self._states["m.codes"][codes].view(count, width),
-            self._states["m.scales"][scales],
-            self._states["root_v.codes"][codes].view(count, width),
-            self._states["root_v.scales"][scales],
+    def _buffers(self, part: Part, gradient: torch.Tensor) -> Buffers:
+        """Views of everything that belongs to a part."""
+        here = slice(part.offset, part.offset + part.numel)
+        low = None if self.low is None else self.low[here]
+        common = (self.streamed[here], self._master_kind, gradient[here], self._block_size, low)
+        states = slice(part.state_offset, part.state_offset + part.numel)
+        if not part.quantised:
+            return Buffers(*common, m=self._states["m"][states], v=self._states["v"][states])
+        scales = slice(part.scale_offset, part.scale_offset + blocks(part.numel, self._block_size))
+        return Buffers(
+            *common,
+            m_codes=self._states["m.codes"][states],
+            m_scales=self._states["m.scales"][scales],
+            v_codes=self._states["root_v.codes"][states],
+            v_scales=self._states["root_v.scales"][scales],
         )
-        noise = dither(by.step, first, count, width)
-        adamw.update_quantised(weights.view(count, width), gradient.view(count, width), state, by, noise)
 
     def _format(self) -> torch.Tensor:
-        parts = [(p.segment.name, p.segment.shape, p.quantised) for p in self._parts]
+        parts = [(p.segment.name, p.segment.shape, p.start, p.quantised) for p in self._parts]
         return torch.tensor([VERSION, self._block_size, self.layout.numel, zlib.crc32(repr(parts).encode())])
 
 
 def _allocate(parts: tuple[Part, ...], block_size: int) -> dict[str, torch.Tensor]:
     """Zero states of the parts; buffers that would be empty are left out."""
-    small = [p.segment.numel for p in parts if p.quantised]
-    full = sum(p.segment.numel for p in parts if not p.quantised)
+    small = [p.numel for p in parts if p.quantised]
+    full = sum(p.numel for p in parts if not p.quantised)
     scales = sum(blocks(numel, block_size) for numel in small)
     states = {}
     for name in ("m", "root_v") if small else ():

@@ -63,7 +63,7 @@ def test_fp32_states_are_torchs_adamw_over_fifty_steps(clip: float, decay: float
     learn(ours, HybridAdamW(ours.parameters(), lr=1e-2, weight_decay=decay, state_bits=32), 1, 50, clip)
     learn(theirs, torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=decay, foreach=False), 1, 50, clip)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=3e-7)
 
 
 def test_parameter_groups_are_torchs() -> None:
@@ -71,7 +71,7 @@ def test_parameter_groups_are_torchs() -> None:
     learn(ours, HybridAdamW(groups(ours), lr=1e-2, state_bits=32), 1, 50)
     learn(theirs, torch.optim.AdamW(groups(theirs), lr=1e-2, foreach=False), 1, 50)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=3e-7)
 
 
 def test_own_clipping_equals_torchs_and_keeps_the_gradients() -> None:
