@@ -77,12 +77,10 @@ def _step_chunk(b: Buffers, start: int, by: Step) -> None:
 
 
 def _update_quantised(weights: torch.Tensor, gradient: torch.Tensor, b: Buffers, first_block: int, by: Step) -> None:
-    assert b.m_codes is not None and b.m_scales is not None and b.v_codes is not None and b.v_scales is not None
-    shape = (-1, min(b.block, b.numel))
-    m_codes, v_codes = b.m_codes.view(shape), b.v_codes.view(shape)
-    m = MOMENTUM.decode(m_codes, b.m_scales)
-    v = ROOT_VARIANCE.decode(v_codes, b.v_scales).square_()
-    root = update(weights.view(shape), gradient.view(shape), m, v, by)
+    m_codes, m_scales, v_codes, v_scales = b.quantised()
+    m = MOMENTUM.decode(m_codes, m_scales)
+    v = ROOT_VARIANCE.decode(v_codes, v_scales).square_()
+    root = update(weights.view(m.shape), gradient.view(m.shape), m, v, by)
     noise = dither(by.step, first_block, *m_codes.shape)
-    MOMENTUM.encode(m, m_codes, b.m_scales, noise)
-    ROOT_VARIANCE.encode(root, v_codes, b.v_scales, noise)
+    MOMENTUM.encode(m, m_codes, m_scales, noise)
+    ROOT_VARIANCE.encode(root, v_codes, v_scales, noise)

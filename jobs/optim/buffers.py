@@ -38,6 +38,13 @@ class Buffers:
         """Number of elements."""
         return self.weights.numel()
 
+    def quantised(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """8-bit states: m's codes (blocks x width) and scales (blocks), and sqrt(v)'s. Blocks must be of one width."""
+        m, m_scales, v, v_scales = self.m_codes, self.m_scales, self.v_codes, self.v_scales
+        assert m is not None and m_scales is not None and v is not None and v_scales is not None
+        shape = (-1, min(self.block, self.numel))
+        return m.view(shape), m_scales, v.view(shape), v_scales
+
     def piece(self, start: int, stop: int) -> Buffers:
         """Elements ``start``, a multiple of ``block``, to ``stop``."""
         here = slice(start, stop)

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, InputError
 from ..layout import Layout
-from . import adamw
+from . import adamw, states
 from .blocks import Part, blocks, cut
 from .buffers import Buffers, Master
 from .codes import VERSION
 from .native import Kernel
-from .split import join
+from .split import join, split
 
 _WEIGHTS: dict[Master, str] = {"plain": "master", "split": "master.high", "stochastic": "weights"}
 """Names of the streamed weights in a saved state."""
@@ -110,6 +110,37 @@ class UnitOptimizer:
         for name, tensor in target.items():
             tensor.copy_(state[name])
 
+    def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """m and v, flat fp32 copies: exactly what the states mean."""
+        m, v = torch.zeros(self.layout.numel), torch.zeros(self.layout.numel)
+        for part in self._parts:
+            here = slice(part.offset, part.offset + part.numel)
+            states.read(self._buffers(part, self.streamed), m[here], v[here])
+        return m, v
+
+    def take_over(self, other: UnitOptimizer) -> None:
+        """Copy weights and states from a unit of the same layout whose block size, bits or master may be others.
+
+        Exact wherever nothing has to be rounded: from 8 to 32 bits, and for what keeps its format. What becomes 8-bit,
+        also with another block size, goes to the nearest code: m by at most 1/17 of it, sqrt(v) by 1/33, or, where that
+        is more, by 2^-16 of its block's largest. A bf16 master goes to the nearest bf16, by at most 2^-8.
+        """
+        if other.layout != self.layout:
+            raise InputError("optimizer states cannot move between different layouts", hint="load the same model")
+        weights = other.master()
+        if self.low is not None:
+            split(weights, self.streamed, self.low)
+        else:
+            self.streamed.copy_(weights)
+        if self._parts == other._parts and self._block_size == other._block_size:
+            for name, tensor in self._states.items():
+                tensor.copy_(other._states[name])
+            return
+        m, v = other.moments()
+        for part in self._parts:
+            here = slice(part.offset, part.offset + part.numel)
+            states.write(self._buffers(part, self.streamed), m[here], v[here])
+
     @property
     def bytes(self) -> int:
         """Host bytes of master and states together."""
@@ -126,15 +157,15 @@ class UnitOptimizer:
         here = slice(part.offset, part.offset + part.numel)
         low = None if self.low is None else self.low[here]
         common = (self.streamed[here], self._master_kind, gradient[here], self._block_size, low)
-        states = slice(part.state_offset, part.state_offset + part.numel)
+        kept = slice(part.state_offset, part.state_offset + part.numel)
         if not part.quantised:
-            return Buffers(*common, m=self._states["m"][states], v=self._states["v"][states])
+            return Buffers(*common, m=self._states["m"][kept], v=self._states["v"][kept])
         scales = slice(part.scale_offset, part.scale_offset + blocks(part.numel, self._block_size))
         return Buffers(
             *common,
-            m_codes=self._states["m.codes"][states],
+            m_codes=self._states["m.codes"][kept],
             m_scales=self._states["m.scales"][scales],
-            v_codes=self._states["root_v.codes"][states],
+            v_codes=self._states["root_v.codes"][kept],
             v_scales=self._states["root_v.scales"][scales],
         )
 
@@ -148,13 +179,13 @@ def _allocate(parts: tuple[Part, ...], block_size: int) -> dict[str, torch.Tenso
     small = [p.numel for p in parts if p.quantised]
     full = sum(p.numel for p in parts if not p.quantised)
     scales = sum(blocks(numel, block_size) for numel in small)
-    states = {}
+    made = {}
     for name in ("m", "root_v") if small else ():
-        states[f"{name}.codes"] = torch.zeros(sum(small), dtype=torch.uint8)
-        states[f"{name}.scales"] = torch.zeros(scales, dtype=torch.float32)
+        made[f"{name}.codes"] = torch.zeros(sum(small), dtype=torch.uint8)
+        made[f"{name}.scales"] = torch.zeros(scales, dtype=torch.float32)
     for name in ("m", "v") if full else ():
-        states[name] = torch.zeros(full, dtype=torch.float32)
-    return states
+        made[name] = torch.zeros(full, dtype=torch.float32)
+    return made
 
 
 _FORMAT = ("code version", "block size", "number of elements", "layout or choice of 8-bit tensors")
