@@ -122,8 +122,9 @@ class UnitOptimizer:
         """Copy weights and states from a unit of the same layout whose block size, bits or master may be others.
 
         Exact wherever nothing has to be rounded: from 8 to 32 bits, and for what keeps its format. What becomes 8-bit,
-        also with another block size, goes to the nearest code: m by at most 1/17 of it, sqrt(v) by 1/33, or, where that
-        is more, by 2^-16 of its block's largest. A bf16 master goes to the nearest bf16, by at most 2^-8.
+        also with another block size, goes to the nearest code: m by at most 1/17 of it or 2^-16 of its block's largest;
+        sqrt(v) by at most 1/65, and at least to 2^-8 of its block's largest. A bf16 master goes to the nearest bf16, by
+        at most 2^-8.
         """
         if other.layout != self.layout:
             raise InputError("optimizer states cannot move between different layouts", hint="load the same model")

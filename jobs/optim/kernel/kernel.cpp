@@ -73,7 +73,7 @@ struct Code {
 };
 
 using Momentum = Code<3, true>;
-using RootVariance = Code<4, false>;
+using RootVariance = Code<5, false>;
 
 INLINE float as_float(int32_t bits) {
     float value;
