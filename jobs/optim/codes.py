@@ -41,8 +41,8 @@ import torch
 VERSION = 2
 """Of the two codes and the dither together; saved with every state."""
 
-_SMALLEST, _LARGEST = 2.0**-126, 2.0**126
-"""Of the scales: both they and their reciprocals are normal numbers."""
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**63
+"""Of the scales: their reciprocals are normal numbers, and v is finite again after a gradient whose square was not."""
 _MAGNITUDE = 0x7FFFFFFF
 _SIGN = -(1 << 31)
 _EXPONENT_OF_ONE = 127

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 class HybridAdamW(torch.optim.Optimizer):
     """AdamW whose states take 2.03 bytes a parameter (8-bit m and sqrt(v) in blocks) and whose weights are exact fp32.
 
+    Embeddings get 8-bit states like other matrices: their updates lie no further from exact AdamW's (``codes.py``).
     Tensors of fewer than ``min_8bit_size`` elements, norms and biases (one dimension) keep fp32 states;
     ``state_bits=32`` keeps them for all, and is then ``torch.optim.AdamW``.
 
@@ -29,7 +30,7 @@ class HybridAdamW(torch.optim.Optimizer):
 
     - ``HybridAdamW(params, lr=...)``: a ``torch.optim.Optimizer`` for plain fp32 or bf16 parameters on the CPU. A bf16
       parameter is the high half of its own fp32 master. Parameter groups mean what they mean in torch: a group's
-      ``weight_decay`` applies to each of its tensors.
+      ``weight_decay`` applies to each of its tensors; its ``state_bits`` may differ from the others'.
     - ``HybridAdamW(lr=...)``: for the executor, which asks for a ``unit`` per layer and drives it. Weight decay then
       applies to tensors of two or more dimensions only: not to norms and biases.
 
@@ -76,7 +77,7 @@ class HybridAdamW(torch.optim.Optimizer):
         self._kernel = choose(kernel, threads)
         self.last_clip: Clip | None = None
         self._units: dict[torch.Tensor, UnitOptimizer] = {}
-        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "state_bits": state_bits}
         super().__init__([{"params": []}] if params is None else params, defaults)
 
     @property
@@ -89,22 +90,25 @@ class HybridAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             group["lr"] = value
 
-    def unit(self, layout: Layout, weights: torch.Tensor, dtype: torch.dtype) -> UnitOptimizer:
+    def unit(
+        self, layout: Layout, weights: torch.Tensor, dtype: torch.dtype, *, state_bits: int | None = None
+    ) -> UnitOptimizer:
         """Master and zero states for one unit.
 
         ``weights`` is flat fp32 of ``layout.numel`` elements and is copied; ``dtype``, bfloat16 or float32, is what is
-        streamed.
+        streamed. ``state_bits`` overrides the optimizer's, for a unit that shall keep fp32 states (an embedding, say).
         """
+        bits = self.state_bits if state_bits is None else state_bits
         if weights.dtype != torch.float32 or weights.shape != (layout.numel,):
             raise ValueError(f"weights must be flat float32 of {layout.numel:,} elements")
         if not _is_half(dtype):
-            return self._build(layout, weights.clone(), None, decay_all=False)
+            return self._build(layout, weights.clone(), None, bits, decay_all=False)
         if self.master == "bf16_stochastic":
-            return self._build(layout, weights.to(dtype), None, decay_all=False)
+            return self._build(layout, weights.to(dtype), None, bits, decay_all=False)
         streamed = torch.empty(layout.numel, dtype=torch.bfloat16)
         low = torch.empty(layout.numel, dtype=torch.int16)
         split(weights.contiguous(), streamed, low)
-        return self._build(layout, streamed, low, decay_all=False)
+        return self._build(layout, streamed, low, bits, decay_all=False)
 
     def squares(self, gradient: torch.Tensor) -> float:
         """Sum of squares of a gradient, accumulated in fp64."""
@@ -145,15 +149,15 @@ class HybridAdamW(torch.optim.Optimizer):
         """
         saved_ids = list(chain.from_iterable(group["params"] for group in state_dict["param_groups"]))
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        parameters = list(chain.from_iterable(group["params"] for group in self.param_groups))
-        for saved_id, parameter in zip(saved_ids, parameters, strict=True):
+        pairs = [(p, group) for group in self.param_groups for p in group["params"]]
+        for saved_id, (parameter, group) in zip(saved_ids, pairs, strict=True):
             saved = state_dict["state"].get(saved_id)
             if saved is None:
                 continue
             if "step" not in saved:
                 raise CheckpointError(f"optimizer state {saved_id} has no step", hint="another optimizer saved it")
             self.state[parameter] = dict(saved)
-            self._unit_of(parameter)
+            self._unit_of(parameter, group)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **{name: getattr(self, name) for name in _SETTINGS}}
@@ -166,27 +170,27 @@ class HybridAdamW(torch.optim.Optimizer):
     def _step_parameter(self, parameter: torch.Tensor, group: Mapping[str, Any], scale: float) -> None:
         gradient = parameter.grad
         assert gradient is not None
-        unit, state = self._unit_of(parameter), self.state[parameter]
+        unit, state = self._unit_of(parameter, group), self.state[parameter]
         state["step"] += 1
         unit.apply(gradient.reshape(-1), step=state["step"], scale=scale, options=group)
         if not parameter.is_contiguous():
             parameter.copy_(unit.streamed.view(parameter.shape))
 
-    def _unit_of(self, parameter: torch.Tensor) -> UnitOptimizer:
+    def _unit_of(self, parameter: torch.Tensor, group: Mapping[str, Any]) -> UnitOptimizer:
         """The parameter's unit, over the storage that the parameter has now."""
         if parameter not in self._units:
-            self._units[parameter] = self._adopt(parameter)
+            self._units[parameter] = self._adopt(parameter, group["state_bits"])
         unit = self._units[parameter]
         if unit.streamed.data_ptr() != parameter.data_ptr():
             unit.streamed = parameter.detach().reshape(-1)
         return unit
 
-    def _adopt(self, parameter: torch.Tensor) -> UnitOptimizer:
+    def _adopt(self, parameter: torch.Tensor, state_bits: int) -> UnitOptimizer:
         """A unit for one parameter, with zero states or, after a load or unpickling, with those in ``state``."""
         layout = Layout(Layout.of({"parameter": tuple(parameter.shape)}).segments, parameter.numel())
         splits = _is_half(parameter.dtype) and self.master == "split"
         low = torch.zeros(parameter.numel(), dtype=torch.int16) if splits else None
-        unit = self._build(layout, parameter.detach().reshape(-1), low, decay_all=True)
+        unit = self._build(layout, parameter.detach().reshape(-1), low, state_bits, decay_all=True)
         saved = self.state[parameter]
         if saved:
             unit.load_state({name: value for name, value in saved.items() if name != "step"})
@@ -194,14 +198,14 @@ class HybridAdamW(torch.optim.Optimizer):
         return unit
 
     def _build(
-        self, layout: Layout, streamed: torch.Tensor, low: torch.Tensor | None, *, decay_all: bool
+        self, layout: Layout, streamed: torch.Tensor, low: torch.Tensor | None, state_bits: int, *, decay_all: bool
     ) -> UnitOptimizer:
         return UnitOptimizer(
             layout,
             streamed,
             low,
             lambda: self.param_groups[0],
-            state_bits=self.state_bits,
+            state_bits=state_bits,
             block_size=self.block_size,
             min_8bit_size=self.min_8bit_size,
             eight_bit_fraction=self.eight_bit_fraction,

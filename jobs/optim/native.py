@@ -23,7 +23,7 @@ from .threads import usable_threads
 
 log = logging.getLogger(__name__)
 
-_VERSION = 2
+_VERSION = 3
 """Of the kernel's interface and arithmetic; a library that says another was built from other sources."""
 _SETS = ("baseline", "avx2", "avx512")
 _MASTERS = {"plain": 0, "split": 1, "stochastic": 2}
@@ -109,9 +109,9 @@ class _Task(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("weights", "low", "gradient", "m_codes", "m_scales")),
         *((name, ctypes.c_void_p) for name in ("v_codes", "v_scales", "m", "v")),
         *((name, ctypes.c_int64) for name in ("numel", "block")),
-        *((name, ctypes.c_int32) for name in ("half_gradient", "master")),
-        *((name, ctypes.c_float) for name in ("scale", "decay", "one_minus_beta1", "beta2", "one_minus_beta2")),
-        *((name, ctypes.c_float) for name in ("root_correction", "eps", "rate")),
+        *((name, ctypes.c_int32) for name in ("half_gradient", "master", "moves")),
+        *((name, ctypes.c_float) for name in ("decay", "beta1", "gradient_factor", "beta2", "square_factor")),
+        *((name, ctypes.c_float) for name in ("root_factor", "eps_term")),
         *((name, ctypes.c_uint32) for name in ("code_word", "weight_word")),
     ]
 
@@ -127,14 +127,14 @@ def _task(buffers: Buffers, by: Step) -> _Task:
         buffers.block if buffers.m_codes is not None else _FP32_BLOCK,
         buffers.gradient.dtype == torch.bfloat16,
         _MASTERS[buffers.master],
-        by.scale,
+        by.moves,
         by.decay,
-        1 - by.beta1,
+        by.beta1,
+        by.gradient_factor,
         by.beta2,
-        1 - by.beta2,
-        by.root_correction,
-        by.eps,
-        by.rate,
+        by.square_factor,
+        by.root_factor,
+        by.eps_term,
         code_word(by.step),
         weight_word(by.step),
     )

@@ -20,6 +20,8 @@ from .split import join, split
 _WEIGHTS: dict[Master, str] = {"plain": "master", "split": "master.high", "stochastic": "weights"}
 """Names of the streamed weights in a saved state."""
 
+_SMALLEST_SCALE = 2.0**-40
+
 Options = Callable[[], Mapping[str, Any]]
 """Gives the optimizer's current ``betas``, ``eps`` and ``weight_decay``: read at every update, never remembered."""
 
@@ -80,6 +82,8 @@ class UnitOptimizer:
         beta1, beta2 = options["betas"]
         if gradient.dtype not in (torch.bfloat16, torch.float32) or not gradient.is_contiguous():
             gradient = gradient.float().contiguous()
+        if not _SMALLEST_SCALE <= scale <= 1 / _SMALLEST_SCALE:  # its square would leave fp32
+            gradient, scale = gradient.float() * scale, 1.0
         for part in self._parts:
             decay = options["weight_decay"] if part.decayed else 0.0
             by = adamw.Step(step, float(options["lr"]), beta1, beta2, options["eps"], decay, scale)

@@ -27,14 +27,14 @@ struct Task {
     int64_t block;
     int32_t half_gradient;
     int32_t master;
-    float scale;
+    int32_t moves;  // whether weights change
     float decay;
-    float one_minus_beta1;
+    float beta1;
+    float gradient_factor;
     float beta2;
-    float one_minus_beta2;
-    float root_correction;
-    float eps;
-    float rate;
+    float square_factor;
+    float root_factor;
+    float eps_term;
     uint32_t code_word;
     uint32_t weight_word;
 };
@@ -48,7 +48,7 @@ constexpr uint32_t kPerLane = 0xC13FA9A9u, kPerBlock = 0x91E10DA5u;  // as in ..
 constexpr int64_t kChunk = 1 << 15;  // elements that a thread takes at a time
 constexpr int64_t kSumChunk = 1 << 16;
 constexpr int kSums = 32;
-constexpr float kSmallestScale = 0x1p-126f, kLargestScale = 0x1p126f;
+constexpr float kSmallestScale = 0x1p-126f, kLargestScale = 0x1p63f;
 
 // One block of a task.
 struct Block {
@@ -135,7 +135,6 @@ INLINE void store_8(uint8_t* to, Ints values) {
     _mm_storeu_si128((__m128i*)to, _mm_packus_epi16(first, second));
 }
 INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
-INLINE Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 INLINE Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 INLINE Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 INLINE Floats square_root(Floats a) { return _mm256_sqrt_ps(a); }
@@ -209,7 +208,6 @@ INLINE void store(float* to, Floats values) { _mm512_storeu_ps(to, values); }
 INLINE void store(void* to, Ints values) { _mm512_storeu_si512(to, values); }
 INLINE void store_8(uint8_t* to, Ints values) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtusepi16_epi8(values)); }
 INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
-INLINE Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 INLINE Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 INLINE Floats square_root(Floats a) { return _mm512_sqrt_ps(a); }
@@ -308,7 +306,7 @@ Block block_of(const Task& t, int64_t index) {
 }  // namespace
 
 // Raised with every change of the interface or of the arithmetic.
-EXPORT int32_t lazytrain_version() { return 2; }
+EXPORT int32_t lazytrain_version() { return 3; }
 
 // The widest instruction set of this processor that the library was built for.
 EXPORT int32_t lazytrain_instruction_set() {

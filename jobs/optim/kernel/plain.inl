@@ -3,10 +3,10 @@
 // forbids contraction to fused multiply-adds: every instruction set gives the same bits.
 
 template <class C>
-INLINE float decode(uint8_t code, float scale) {
+INLINE float decode(uint8_t code) {
     int32_t magnitude = C::is_signed ? code & 127 : code;
     int32_t bits = (magnitude << C::shift) + (C::is_signed && magnitude == 0 ? 0 : C::base);
-    return as_float(C::is_signed ? bits | (int32_t)((uint32_t)(code & 128) << 24) : bits) * scale;
+    return as_float(C::is_signed ? bits | (int32_t)((uint32_t)(code & 128) << 24) : bits);
 }
 
 // `word` is the dither, `inverse` is 1 / scale.
@@ -38,16 +38,13 @@ INLINE void write_weight(const Block& b, int64_t i, float weight, uint32_t word)
     ((uint16_t*)b.weights)[i] = (uint16_t)((bits + (kMaster == kSplit ? 0x8000u : word >> 16)) >> 16);
 }
 
-// One element: `m` and `v` become the new ones, the weight is written; returns sqrt(v).
-template <bool kHalf, int kMaster>
-INLINE float advance(const Task& t, const Block& b, int64_t i, uint32_t word, float& m, float& v) {
-    float gradient = read_gradient<kHalf>(b.gradient, i) * t.scale;
-    float weight = read_weight<kMaster>(b, i) * t.decay;
-    m = m + (gradient - m) * t.one_minus_beta1;
-    v = v * t.beta2 + (gradient * gradient) * t.one_minus_beta2;
+// The weight's move by the new `m` and `v`; returns sqrt(v).
+template <int kMaster>
+INLINE float move(const Task& t, const Block& b, int64_t i, uint32_t word, float m, float v) {
     float root = __builtin_sqrtf(v);
-    float denominator = root * t.root_correction + t.eps;
-    write_weight<kMaster>(b, i, weight + (m / denominator) * t.rate, word);
+    float denominator = root * t.root_factor + t.eps_term;
+    float weight = read_weight<kMaster>(b, i) * t.decay + m / denominator;
+    if (t.moves) write_weight<kMaster>(b, i, weight, word);
     return root;
 }
 
@@ -55,14 +52,15 @@ INLINE float advance(const Task& t, const Block& b, int64_t i, uint32_t word, fl
 template <bool kHalf, int kMaster>
 static void step_8bit(const Task t, const Block b, float* scratch) {
     float *ms = scratch, *roots = scratch + b.numel;
-    const float m_scale = *b.m_scale, v_scale = *b.v_scale;
+    const float m_scale = *b.m_scale * t.beta1, v_scale = *b.v_scale * *b.v_scale * t.beta2;
     int32_t m_largest = 0, v_largest = 0;
 #pragma omp simd reduction(max : m_largest, v_largest)
     for (int64_t i = 0; i < b.numel; ++i) {
-        float m = decode<Momentum>(b.m_codes[i], m_scale);
-        float v = decode<RootVariance>(b.v_codes[i], v_scale);
-        v = v * v;
-        float root = advance<kHalf, kMaster>(t, b, i, b.weight_word + (uint32_t)i * kPerLane, m, v);
+        float gradient = read_gradient<kHalf>(b.gradient, i);
+        float m = decode<Momentum>(b.m_codes[i]) * m_scale + gradient * t.gradient_factor;
+        float kept = decode<RootVariance>(b.v_codes[i]);
+        float v = (kept * kept) * v_scale + (gradient * gradient) * t.square_factor;
+        float root = move<kMaster>(t, b, i, b.weight_word + (uint32_t)i * kPerLane, m, v);
         ms[i] = m;
         roots[i] = root;
         int32_t magnitude = as_int(m) & 0x7FFFFFFF;
@@ -83,8 +81,12 @@ static void step_8bit(const Task t, const Block b, float* scratch) {
 template <bool kHalf, int kMaster>
 static void step_fp32(const Task t, const Block b) {
 #pragma omp simd
-    for (int64_t i = 0; i < b.numel; ++i)
-        advance<kHalf, kMaster>(t, b, i, b.weight_word + (uint32_t)i * kPerLane, b.m[i], b.v[i]);
+    for (int64_t i = 0; i < b.numel; ++i) {
+        float gradient = read_gradient<kHalf>(b.gradient, i);
+        b.m[i] = b.m[i] * t.beta1 + gradient * t.gradient_factor;
+        b.v[i] = b.v[i] * t.beta2 + (gradient * gradient) * t.square_factor;
+        move<kMaster>(t, b, i, b.weight_word + (uint32_t)i * kPerLane, b.m[i], b.v[i]);
+    }
 }
 
 // Sum of squares in fp64, in kSums running sums that are added up in order: the same bits for every instruction set.

@@ -35,6 +35,10 @@ INLINE Pair widened(Ints halves) {
 
 INLINE Pair scaled(Pair values, Floats by) { return {mul(values.lo, by), mul(values.hi, by)}; }
 
+INLINE Pair plus(Pair a, Pair b) { return {add(a.lo, b.lo), add(a.hi, b.hi)}; }
+
+INLINE Pair squared(Pair values) { return {mul(values.lo, values.lo), mul(values.hi, values.hi)}; }
+
 INLINE Ints decode_m(Ints codes) {
     Ints bits = and_(shift_right_16(shift_left_16(codes, 8), 24 - Momentum::shift), all_16((int16_t)(0x8000 | 127 << (Momentum::shift - 16))));
     return add_16_where_nonzero(bits, all_16(0x7FFF), all_16(Momentum::base >> 16));
@@ -97,13 +101,10 @@ INLINE void store_weights(const Block& b, int64_t i, Pair weights, const Words& 
     store((uint16_t*)b.weights + i, pack_high_halves(lo, hi));
 }
 
-INLINE Floats advance(const Task& t, Floats gradient, Floats& weight, Floats& m, Floats v) {
-    weight = mul(weight, all(t.decay));
-    m = add(m, mul(sub(gradient, m), all(t.one_minus_beta1)));
-    v = add(mul(v, all(t.beta2)), mul(mul(gradient, gradient), all(t.one_minus_beta2)));
-    Floats root = square_root(v);
-    Floats denominator = add(mul(root, all(t.root_correction)), all(t.eps));
-    weight = add(weight, mul(divide(m, denominator), all(t.rate)));
+INLINE Pair move(const Task& t, Pair& weights, Pair m, Pair v) {
+    Pair root = {square_root(v.lo), square_root(v.hi)};
+    Pair denominator = plus(scaled(root, all(t.root_factor)), {all(t.eps_term), all(t.eps_term)});
+    weights = plus(scaled(weights, all(t.decay)), {divide(m.lo, denominator.lo), divide(m.hi, denominator.hi)});
     return root;
 }
 
@@ -111,25 +112,26 @@ INLINE Floats advance(const Task& t, Floats gradient, Floats& weight, Floats& m,
 template <bool kHalf, int kMaster>
 static void step_8bit_wide(const Task t, const Block b, float* scratch) {
     float *ms = scratch, *roots = scratch + b.numel;
-    const Floats m_scale = all(*b.m_scale), v_scale = all(*b.v_scale);
+    const Floats m_scale = all(*b.m_scale * t.beta1), v_scale = all(*b.v_scale * *b.v_scale * t.beta2);
     Floats m_largest = all(0.0f);
     Ints v_largest = zero();
     Words words(b.weight_word);
     for (int64_t i = 0; i < b.numel; i += 2 * kWidth) {
-        Pair gradient = scaled(load_gradient<kHalf>(b.gradient, i), all(t.scale));
-        Pair weights = load_weights<kMaster>(b, i);
+        Pair gradient = load_gradient<kHalf>(b.gradient, i);
         Pair m = scaled(widened(decode_m(load_8(b.m_codes + i))), m_scale);
-        Pair v = scaled(widened(decode_v(load_8(b.v_codes + i))), v_scale);
-        Floats lo = advance(t, gradient.lo, weights.lo, m.lo, mul(v.lo, v.lo));
-        Floats hi = advance(t, gradient.hi, weights.hi, m.hi, mul(v.hi, v.hi));
-        store_weights<kMaster>(b, i, weights, words);
+        m = plus(m, scaled(gradient, all(t.gradient_factor)));
+        Pair v = scaled(squared(widened(decode_v(load_8(b.v_codes + i)))), v_scale);
+        v = plus(v, scaled(squared(gradient), all(t.square_factor)));
+        Pair weights = load_weights<kMaster>(b, i);
+        Pair root = move(t, weights, m, v);
+        if (t.moves) store_weights<kMaster>(b, i, weights, words);
         if (kMaster == kStochastic) words.advance();
         store(ms + i, m.lo);
         store(ms + i + kWidth, m.hi);
-        store(roots + i, lo);
-        store(roots + i + kWidth, hi);
+        store(roots + i, root.lo);
+        store(roots + i + kWidth, root.hi);
         m_largest = larger_magnitude(larger_magnitude(m_largest, m.lo), m.hi);
-        v_largest = larger(larger(v_largest, as_ints(lo)), as_ints(hi));
+        v_largest = larger(larger(v_largest, as_ints(root.lo)), as_ints(root.hi));
     }
     *b.m_scale = scale_of(largest_of(as_ints(m_largest)));
     *b.v_scale = scale_of(largest_of(v_largest));

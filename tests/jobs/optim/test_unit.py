@@ -311,3 +311,36 @@ def test_parameters_without_a_gradient_stay_beside_busy_ones(kernel: str) -> Non
     before = unit.master()
     unit.update(gradient, step=20, scale=1.0, lr=0.1)
     assert 0 < (unit.master() - before)[quiet].abs().max() < 1
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+def test_training_recovers_from_a_gradient_whose_square_overflows(kernel: str) -> None:
+    layout = Layout.of({"w": (64, 64)})
+    unit = HybridAdamW(betas=(0.5, 0.5), kernel=kernel).unit(layout, torch.ones(layout.numel), torch.bfloat16)
+    huge = torch.zeros(layout.numel)
+    huge[0] = 1e30
+    unit.update(huge, step=1, scale=1.0, lr=1e-3)
+    before = unit.master()
+    for step in range(2, 200):
+        unit.update(torch.ones(layout.numel), step=step, scale=1.0, lr=1e-3)
+    assert ((before - unit.master()) > 0.02).all()
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+@DTYPES
+@BITS
+def test_a_learning_rate_of_zero_moves_states_only(kernel: str, dtype: torch.dtype, state_bits: int) -> None:
+    unit = HybridAdamW(kernel=kernel, state_bits=state_bits, weight_decay=0.1).unit(LAYOUT, flat(0), dtype)
+    states = snapshot(unit)
+    unit.update(flat(1).to(dtype), step=1, scale=1.0, lr=0.0)
+    assert torch.equal(unit.master(), flat(0))
+    assert not same_bits(snapshot(unit), states)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e15])
+def test_gradients_far_from_one_are_scaled_before_they_are_squared(scale: float) -> None:
+    gradient = flat(1)
+    plain, scaled = (HybridAdamW().unit(LAYOUT, flat(0), torch.bfloat16) for _ in range(2))
+    plain.update(gradient, step=1, scale=1.0, lr=1e-2)
+    scaled.update(gradient / scale, step=1, scale=scale, lr=1e-2)
+    torch.testing.assert_close(scaled.master(), plain.master(), rtol=1e-5, atol=1e-6)
