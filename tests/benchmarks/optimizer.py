@@ -1,6 +1,6 @@
 """The 8-bit AdamW step against the CPU optimizers people use, and against what the memory can do.
 
-    python tests/benchmarks/optimizer.py [--quick] [--json] [--threads N]
+    python tests/benchmarks/optimizer.py [--quick] [--json] [--threads N] [--attempts N]
 
 All optimizers take turns in one process; a ratio is the median over the rounds of the quotient of neighbouring times,
 so that what else runs on the machine hits both. Ours keeps bf16 weights with an exact fp32 master in two halves and
@@ -12,6 +12,9 @@ bitsandbytes' AdamW8bit the faster of bf16 and fp32 weights.
 scales 0.06) over our time, over the best of copying, triad and scaling in place on fp32 arrays, measured in turn with
 the rest. ``clipping_overhead`` is the whole ``step()`` with a limit over that without; the norm is computed in both, as
 a gradient that is not finite must stop the step. ``norm_share`` is what its pass over the gradient takes of an update.
+
+Every part says which share of the processors other processes took meanwhile; without ``--quick`` a part is repeated
+until that is under 5 %, at most N times (12), and the quietest is kept. The keys are those of the largest size.
 """
 
 from __future__ import annotations
@@ -55,6 +58,32 @@ def rounds(steps: dict[str, Step], count: int) -> dict[str, list[float]]:
 def ratio(seconds: dict[str, list[float]], ours: str, theirs: str) -> float:
     """Median quotient of the times of one round."""
     return statistics.median(a / b for a, b in zip(seconds[ours], seconds[theirs], strict=True))
+
+
+def quietest(measure: Callable[[], dict[str, Any]], attempts: int) -> dict[str, Any]:
+    """The measurement during which other processes took the least, repeated until that is next to nothing."""
+    best: dict[str, Any] = {}
+    for attempt in range(attempts):
+        if attempt:
+            time.sleep(5)
+        before = _processor_seconds()
+        found = measure()
+        others, idle = (b - a for a, b in zip(before, _processor_seconds(), strict=True))
+        found["share_of_others"] = round(max(0.0, others) / max(others + idle, 1e-9), 3)
+        if not best or found["share_of_others"] < best["share_of_others"]:
+            best = found
+        if best["share_of_others"] < 0.05:
+            break
+    return best
+
+
+def _processor_seconds() -> tuple[float, float]:
+    """Of all processes but this one, and of all processors whatever they did less what they did for others."""
+    mine = sum(os.times()[:2])
+    lines = Path("/proc/stat").read_text().splitlines() if Path("/proc/stat").exists() else ["cpu 0 0 0 0 0 0 0 0"]
+    ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in lines[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle - mine, idle + mine
 
 
 def ours(numel: int, **options: Any) -> Step:
@@ -227,15 +256,21 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def run(*, quick: bool, threads: int) -> dict[str, Any]:
-    """All measurements; the keys that others rely on are those of the largest size."""
+def run(*, quick: bool, threads: int, attempts: int) -> dict[str, Any]:
+    """All measurements."""
     torch.set_num_threads(threads)
     load = os.getloadavg()
     sizes = (1 << 24,) if quick else (1 << 24, 1 << 28)
-    rows = [compare(numel, 20, threads=threads, quick=quick) for numel in sizes]
+    attempts = 1 if quick else attempts
+    rows = [quietest(lambda n=n: compare(n, 20, threads=threads, quick=quick), attempts) for n in sizes]
     result = {key: rows[-1][key] for key in ("time_over_torch_fused", "time_over_deepspeed", "bandwidth_share")}
-    result |= over_bitsandbytes(1 << 22 if quick else 1 << 24, threads=threads)
-    result |= clipping(1 << 24, 20 if quick else 60, threads=threads)
+    few = 1 << 22 if quick else 1 << 24
+    parts = {
+        "bitsandbytes": quietest(lambda: over_bitsandbytes(few, threads=threads), attempts),
+        "clipping": quietest(lambda: clipping(1 << 24, 20, threads=threads), attempts),
+    }
+    result |= {key: parts["bitsandbytes"][key] for key in ("speedup_over_bitsandbytes",)}
+    result |= {key: parts["clipping"][key] for key in ("clipping_overhead", "norm_share")}
     result["bytes_per_parameter"] = bytes_per_parameter()
     if not quick:
         result["resident_bytes_per_parameter"] = resident_bytes_per_parameter()
@@ -266,8 +301,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="16 M parameters only, fewer rounds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--threads", type=int, default=native.usable_threads(), help="for every optimizer")
+    parser.add_argument(
+        "--attempts", type=int, default=12, help="how often a part is repeated until the machine is quiet"
+    )
     options = parser.parse_args()
-    result = run(quick=options.quick, threads=options.threads)
+    result = run(quick=options.quick, threads=options.threads, attempts=options.attempts)
     if options.json:
         json.dump(result, sys.stdout, indent=1)
         print()
