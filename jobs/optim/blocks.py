@@ -13,15 +13,23 @@ CHUNK = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One parameter of a unit and where its states lie in the unit's state buffers."""
+    """One parameter of a unit, or a share of one, and where its states lie in the unit's state buffers."""
 
     segment: Segment
+    start: int
+    """First element, within the segment."""
+    numel: int
     quantised: bool
     decayed: bool
     state_offset: int
     """In elements, of the 8-bit or of the fp32 buffers."""
     scale_offset: int
     """In blocks; 0 when the states are fp32."""
+
+    @property
+    def offset(self) -> int:
+        """First element, within the unit."""
+        return self.segment.offset + self.start
 
 
 def is_quantised(shape: tuple[int, ...], numel: int, *, state_bits: int, min_8bit_size: int) -> bool:
@@ -30,19 +38,38 @@ def is_quantised(shape: tuple[int, ...], numel: int, *, state_bits: int, min_8bi
 
 
 def cut(
-    layout: Layout, *, state_bits: int, block_size: int, min_8bit_size: int, decay_all: bool = False
+    layout: Layout,
+    *,
+    state_bits: int,
+    block_size: int,
+    min_8bit_size: int,
+    eight_bit_fraction: float = 1.0,
+    decay_all: bool = False,
 ) -> tuple[Part, ...]:
-    """The parts of a unit, in layout order; without ``decay_all`` only tensors of two or more dimensions decay."""
+    """The parts of a unit, in layout order; without ``decay_all`` only tensors of two or more dimensions decay.
+
+    Of a parameter that qualifies for 8 bits, at most ``eight_bit_fraction`` gets them: its first whole blocks.
+    """
     parts = []
     offsets = {True: 0, False: 0}
     scales = 0
     for segment in layout.segments:
-        quantised = is_quantised(segment.shape, segment.numel, state_bits=state_bits, min_8bit_size=min_8bit_size)
         decayed = decay_all or len(segment.shape) >= 2
-        parts.append(Part(segment, quantised, decayed, offsets[quantised], scales if quantised else 0))
-        offsets[quantised] += segment.numel
-        scales += blocks(segment.numel, block_size) if quantised else 0
+        small = 0
+        if is_quantised(segment.shape, segment.numel, state_bits=state_bits, min_8bit_size=min_8bit_size):
+            small = share(segment.numel, block_size, eight_bit_fraction)
+        shares = ((0, small, True), (small, segment.numel - small, False))
+        for start, numel, quantised in (s for s in shares if s[1]):
+            offset = offsets[quantised]
+            parts.append(Part(segment, start, numel, quantised, decayed, offset, scales if quantised else 0))
+            offsets[quantised] += numel
+            scales += blocks(numel, block_size) if quantised else 0
     return tuple(parts)
+
+
+def share(numel: int, block_size: int, fraction: float) -> int:
+    """Elements of at most ``fraction`` of ``numel``, in whole blocks unless it is all of them."""
+    return numel if fraction >= 1 else int(numel * fraction) // block_size * block_size
 
 
 def blocks(numel: int, block_size: int) -> int:

@@ -12,6 +12,7 @@ import torch
 from ..errors import CheckpointError, InputError
 from ..layout import Layout
 from .clipping import Clip, clip, squares
+from .native import choose
 from .split import split
 from .unit import UnitOptimizer
 
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 class HybridAdamW(torch.optim.Optimizer):
     """AdamW whose states take 2.03 bytes a parameter (8-bit m and sqrt(v) in blocks) and whose weights are exact fp32.
 
+    Embeddings get 8-bit states like other matrices: their updates lie no further from exact AdamW's (``codes.py``).
     Tensors of fewer than ``min_8bit_size`` elements, norms and biases (one dimension) keep fp32 states;
     ``state_bits=32`` keeps them for all, and is then ``torch.optim.AdamW``.
 
@@ -28,9 +30,18 @@ class HybridAdamW(torch.optim.Optimizer):
 
     - ``HybridAdamW(params, lr=...)``: a ``torch.optim.Optimizer`` for plain fp32 or bf16 parameters on the CPU. A bf16
       parameter is the high half of its own fp32 master. Parameter groups mean what they mean in torch: a group's
-      ``weight_decay`` applies to each of its tensors.
+      ``weight_decay`` applies to each of its tensors; its ``state_bits`` may differ from the others'.
     - ``HybridAdamW(lr=...)``: for the executor, which asks for a ``unit`` per layer and drives it. Weight decay then
       applies to tensors of two or more dimensions only: not to norms and biases.
+
+    ``master`` says what becomes of bf16 weights: "split" keeps them exact (6.03 bytes a parameter with the states);
+    "bf16_stochastic" keeps bf16 alone and rounds each update up or down so that it is right on average (4.03 bytes).
+    ``eight_bit_fraction`` leaves the rest of every tensor's states in fp32 (the LazyTrain paper: 0.02, with a
+    ``block_size`` of 4096).
+
+    ``kernel`` is "auto", "torch" (torch operations, the same bits), or an instruction set: "baseline", "avx2",
+    "avx512". ``threads`` bounds the native kernel's; None takes torch's number. Neither is ever more than the cores
+    that the process may use.
 
     ``max_grad_norm`` clips by the global norm over all parameters inside ``step()``; gradients keep their values. A
     step with a non-finite gradient changes nothing at all and is reported in ``last_clip``.
@@ -49,16 +60,24 @@ class HybridAdamW(torch.optim.Optimizer):
         block_size: int = 256,
         min_8bit_size: int = 4096,
         master: str = "split",
+        eight_bit_fraction: float = 1.0,
+        kernel: str = "auto",
+        threads: int | None = None,
     ) -> None:
         _check_numbers(lr, betas, eps, weight_decay, max_grad_norm)
-        _check_formats(state_bits, block_size, master)
+        _check_formats(state_bits, block_size, master, eight_bit_fraction, threads)
         self.max_grad_norm = max_grad_norm
         self.state_bits = state_bits
         self.block_size = block_size
         self.min_8bit_size = min_8bit_size
+        self.master = master
+        self.eight_bit_fraction = eight_bit_fraction
+        self.kernel = kernel
+        self.threads = threads
+        self._kernel = choose(kernel, threads)
         self.last_clip: Clip | None = None
         self._units: dict[torch.Tensor, UnitOptimizer] = {}
-        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "state_bits": state_bits}
         super().__init__([{"params": []}] if params is None else params, defaults)
 
     @property
@@ -71,24 +90,36 @@ class HybridAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             group["lr"] = value
 
-    def unit(self, layout: Layout, weights: torch.Tensor, dtype: torch.dtype) -> UnitOptimizer:
+    def unit(
+        self, layout: Layout, weights: torch.Tensor, dtype: torch.dtype, *, state_bits: int | None = None
+    ) -> UnitOptimizer:
         """Master and zero states for one unit.
 
         ``weights`` is flat fp32 of ``layout.numel`` elements and is copied; ``dtype``, bfloat16 or float32, is what is
-        streamed.
+        streamed. ``state_bits`` overrides the optimizer's, for a unit that shall keep fp32 states (an embedding, say).
         """
+        bits = self.state_bits if state_bits is None else state_bits
         if weights.dtype != torch.float32 or weights.shape != (layout.numel,):
             raise ValueError(f"weights must be flat float32 of {layout.numel:,} elements")
-        if not _splits(dtype):
-            return self._build(layout, weights.clone(), None, decay_all=False)
+        if not _is_half(dtype):
+            return self._build(layout, weights.clone(), None, bits, decay_all=False)
+        if self.master == "bf16_stochastic":
+            return self._build(layout, weights.to(dtype), None, bits, decay_all=False)
         streamed = torch.empty(layout.numel, dtype=torch.bfloat16)
         low = torch.empty(layout.numel, dtype=torch.int16)
         split(weights.contiguous(), streamed, low)
-        return self._build(layout, streamed, low, decay_all=False)
+        return self._build(layout, streamed, low, bits, decay_all=False)
 
     def squares(self, gradient: torch.Tensor) -> float:
         """Sum of squares of a gradient, accumulated in fp64."""
-        return squares(gradient)
+        gradient = gradient.detach()
+        if (
+            self._kernel is None
+            or gradient.dtype not in (torch.bfloat16, torch.float32)
+            or gradient.device.type != "cpu"
+        ):
+            return squares(gradient)
+        return self._kernel.squares(gradient.contiguous())
 
     def clip(self, sum_of_squares: float) -> Clip:
         """Norm and factor for gradients with this sum of squares, as in ``torch.nn.utils.clip_grad_norm_``."""
@@ -118,47 +149,48 @@ class HybridAdamW(torch.optim.Optimizer):
         """
         saved_ids = list(chain.from_iterable(group["params"] for group in state_dict["param_groups"]))
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        parameters = list(chain.from_iterable(group["params"] for group in self.param_groups))
-        for saved_id, parameter in zip(saved_ids, parameters, strict=True):
+        pairs = [(p, group) for group in self.param_groups for p in group["params"]]
+        for saved_id, (parameter, group) in zip(saved_ids, pairs, strict=True):
             saved = state_dict["state"].get(saved_id)
             if saved is None:
                 continue
             if "step" not in saved:
                 raise CheckpointError(f"optimizer state {saved_id} has no step", hint="another optimizer saved it")
             self.state[parameter] = dict(saved)
-            self._unit_of(parameter)
+            self._unit_of(parameter, group)
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = ("max_grad_norm", "state_bits", "block_size", "min_8bit_size", "last_clip")
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in settings}}
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in _SETTINGS}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._units = {}
+        self._kernel = choose(self.kernel, self.threads)
 
     def _step_parameter(self, parameter: torch.Tensor, group: Mapping[str, Any], scale: float) -> None:
         gradient = parameter.grad
         assert gradient is not None
-        unit, state = self._unit_of(parameter), self.state[parameter]
+        unit, state = self._unit_of(parameter, group), self.state[parameter]
         state["step"] += 1
         unit.apply(gradient.reshape(-1), step=state["step"], scale=scale, options=group)
         if not parameter.is_contiguous():
             parameter.copy_(unit.streamed.view(parameter.shape))
 
-    def _unit_of(self, parameter: torch.Tensor) -> UnitOptimizer:
+    def _unit_of(self, parameter: torch.Tensor, group: Mapping[str, Any]) -> UnitOptimizer:
         """The parameter's unit, over the storage that the parameter has now."""
         if parameter not in self._units:
-            self._units[parameter] = self._adopt(parameter)
+            self._units[parameter] = self._adopt(parameter, group["state_bits"])
         unit = self._units[parameter]
         if unit.streamed.data_ptr() != parameter.data_ptr():
             unit.streamed = parameter.detach().reshape(-1)
         return unit
 
-    def _adopt(self, parameter: torch.Tensor) -> UnitOptimizer:
+    def _adopt(self, parameter: torch.Tensor, state_bits: int) -> UnitOptimizer:
         """A unit for one parameter, with zero states or, after a load or unpickling, with those in ``state``."""
         layout = Layout(Layout.of({"parameter": tuple(parameter.shape)}).segments, parameter.numel())
-        low = torch.zeros(parameter.numel(), dtype=torch.int16) if _splits(parameter.dtype) else None
-        unit = self._build(layout, parameter.detach().reshape(-1), low, decay_all=True)
+        splits = _is_half(parameter.dtype) and self.master == "split"
+        low = torch.zeros(parameter.numel(), dtype=torch.int16) if splits else None
+        unit = self._build(layout, parameter.detach().reshape(-1), low, state_bits, decay_all=True)
         saved = self.state[parameter]
         if saved:
             unit.load_state({name: value for name, value in saved.items() if name != "step"})
@@ -166,22 +198,31 @@ class HybridAdamW(torch.optim.Optimizer):
         return unit
 
     def _build(
-        self, layout: Layout, streamed: torch.Tensor, low: torch.Tensor | None, *, decay_all: bool
+        self, layout: Layout, streamed: torch.Tensor, low: torch.Tensor | None, state_bits: int, *, decay_all: bool
     ) -> UnitOptimizer:
         return UnitOptimizer(
             layout,
             streamed,
             low,
             lambda: self.param_groups[0],
-            state_bits=self.state_bits,
+            state_bits=state_bits,
             block_size=self.block_size,
             min_8bit_size=self.min_8bit_size,
+            eight_bit_fraction=self.eight_bit_fraction,
             decay_all=decay_all,
+            kernel=self._kernel,
         )
 
 
-def _splits(dtype: torch.dtype) -> bool:
-    """Whether weights of ``dtype`` are the high half of a split master (bf16) or the master itself (fp32)."""
+_SETTINGS = (
+    *("max_grad_norm", "state_bits", "block_size", "min_8bit_size", "master", "eight_bit_fraction"),
+    *("kernel", "threads", "last_clip"),
+)
+"""What a copy of an optimizer has beside torch's own fields."""
+
+
+def _is_half(dtype: torch.dtype) -> bool:
+    """Whether weights of ``dtype`` are bf16, and not their own fp32 master."""
     if dtype not in (torch.bfloat16, torch.float32):
         raise InputError(
             f"HybridAdamW does not train {dtype} weights",
@@ -205,12 +246,19 @@ def _check_numbers(
             raise InputError(f"optimizer {name} is {value}", hint=f"it must be {want}")
 
 
-def _check_formats(state_bits: int, block_size: int, master: str) -> None:
+def _check_formats(
+    state_bits: int, block_size: int, master: str, eight_bit_fraction: float, threads: int | None
+) -> None:
     if state_bits not in (8, 32):
         raise InputError(f"optimizer state_bits is {state_bits}", hint="use 8 or 32")
     if block_size < 1:
         raise InputError(f"optimizer block_size is {block_size}", hint="use 256")
-    if master != "split":
+    if not 0 <= eight_bit_fraction <= 1:
+        raise InputError(f"optimizer eight_bit_fraction is {eight_bit_fraction}", hint="it must be from 0 to 1")
+    if threads is not None and threads < 1:
+        raise InputError(f"optimizer threads is {threads}", hint="it must be 1 or more, or None for torch's number")
+    if master not in ("split", "bf16_stochastic"):
         raise InputError(
-            f"unknown optimizer master {master!r}", hint="use 'split', the exact fp32 master in two halves"
+            f"unknown optimizer master {master!r}",
+            hint="use 'split', the exact fp32 master in two halves, or 'bf16_stochastic'",
         )

@@ -26,3 +26,13 @@ def join(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
     master = high.to(torch.float32)
     master.view(torch.int32).add_(low)
     return master
+
+
+def round_stochastically(master: torch.Tensor, high: torch.Tensor, dither: torch.Tensor) -> None:
+    """Write ``master`` (fp32) into ``high`` (bfloat16), both flat, in place.
+
+    A weight between two bf16 numbers goes up as often as it is near the upper one: the leading 16 bits of ``dither``
+    (int32, uniform) decide.
+    """
+    up = dither.bitwise_right_shift(16).bitwise_and_(0xFFFF)
+    high.view(torch.int16).copy_((master.view(torch.int32) + up).bitwise_right_shift_(16))

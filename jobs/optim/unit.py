@@ -8,12 +8,19 @@ from typing import Any
 
 import torch
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, InputError
 from ..layout import Layout
-from . import adamw
-from .blocks import Part, blocks, chunks, cut
-from .codes import VERSION, dither
+from . import adamw, states
+from .blocks import Part, blocks, cut
+from .buffers import Buffers, Master
+from .codes import VERSION
+from .native import Kernel
 from .split import join, split
+
+_WEIGHTS: dict[Master, str] = {"plain": "master", "split": "master.high", "stochastic": "weights"}
+"""Names of the streamed weights in a saved state."""
+
+_SMALLEST_SCALE = 2.0**-40
 
 Options = Callable[[], Mapping[str, Any]]
 """Gives the optimizer's current ``betas``, ``eps`` and ``weight_decay``: read at every update, never remembered."""
@@ -22,8 +29,11 @@ Options = Callable[[], Mapping[str, Any]]
 class UnitOptimizer:
     """AdamW for the parameters of one unit (a layer, the embedding, the head).
 
-    ``streamed`` is flat, of the dtype asked for, and is what crosses the link: the master's bf16 high halves (a split
-    master: ``low`` holds the rest), or the fp32 master itself (``low`` is None). Updates change it in place.
+    ``streamed`` is flat, of the dtype asked for, and is what crosses the link. Updates change it in place. It is one of
+
+    - the bf16 high halves of a split master, of which ``low`` holds the rest;
+    - the fp32 master itself (``low`` is None);
+    - bf16 weights that are rounded stochastically, with no master beside them (``low`` is None).
     """
 
     def __init__(
@@ -36,7 +46,9 @@ class UnitOptimizer:
         state_bits: int,
         block_size: int,
         min_8bit_size: int,
+        eight_bit_fraction: float = 1.0,
         decay_all: bool = False,
+        kernel: Kernel | None = None,
     ) -> None:
         self.layout = layout
         self.streamed = streamed
@@ -48,8 +60,10 @@ class UnitOptimizer:
             state_bits=state_bits,
             block_size=block_size,
             min_8bit_size=min_8bit_size,
+            eight_bit_fraction=eight_bit_fraction,
             decay_all=decay_all,
         )
+        self._kernel = kernel
         self._states = _allocate(self._parts, block_size)
 
     def update(self, gradient: torch.Tensor, *, step: int, scale: float, lr: float) -> None:
@@ -66,20 +80,23 @@ class UnitOptimizer:
         if step < 1:
             raise ValueError(f"steps count from 1, got {step}")
         beta1, beta2 = options["betas"]
+        if gradient.dtype not in (torch.bfloat16, torch.float32) or not gradient.is_contiguous():
+            gradient = gradient.float().contiguous()
+        if not _SMALLEST_SCALE <= scale <= 1 / _SMALLEST_SCALE:  # its square would leave fp32
+            gradient, scale = gradient.float() * scale, 1.0
         for part in self._parts:
             decay = options["weight_decay"] if part.decayed else 0.0
-            by = adamw.Step(step, options["lr"], beta1, beta2, options["eps"], decay, scale)
-            for start, stop in chunks(part.segment.numel, self._block_size):
-                self._update_chunk(part, start, stop, gradient, by)
+            by = adamw.Step(step, float(options["lr"]), beta1, beta2, options["eps"], decay, scale)
+            buffers = self._buffers(part, gradient)
+            adamw.step(buffers, by) if self._kernel is None else self._kernel.step(buffers, by)
 
     def master(self) -> torch.Tensor:
-        """The exact weights, flat fp32; a copy when the master is split, else the master itself."""
-        return self.streamed if self.low is None else join(self.streamed, self.low)
+        """The exact weights, flat fp32; the live ones when they are kept in fp32, else a copy."""
+        return join(self.streamed, self.low) if self.low is not None else self.streamed.float()
 
     def state(self) -> dict[str, torch.Tensor]:
         """All that an exact continuation needs, by name; views of the live buffers, except the small ``format``."""
-        weights = {"master": self.streamed} if self.low is None else {"master.high": self.streamed}
-        return {**weights, **self.state_beside_streamed()}
+        return {_WEIGHTS[self._master_kind]: self.streamed, **self.state_beside_streamed()}
 
     def state_beside_streamed(self) -> dict[str, torch.Tensor]:
         """``state()`` without the streamed weights, for when these are kept elsewhere (in the model)."""
@@ -92,64 +109,88 @@ class UnitOptimizer:
         Raises CheckpointError, and changes nothing, when a tensor is missing, left over, or of another dtype or shape,
         or when the state is of another layout, block size or code version.
         """
-        target = self.state() if {"master", "master.high"} & state.keys() else self.state_beside_streamed()
+        target = self.state() if state.keys() & _WEIGHTS.values() else self.state_beside_streamed()
         _check(state, target)
         for name, tensor in target.items():
             tensor.copy_(state[name])
+
+    def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """m and v, flat fp32 copies: exactly what the states mean."""
+        m, v = torch.zeros(self.layout.numel), torch.zeros(self.layout.numel)
+        for part in self._parts:
+            here = slice(part.offset, part.offset + part.numel)
+            states.read(self._buffers(part, self.streamed), m[here], v[here])
+        return m, v
+
+    def take_over(self, other: UnitOptimizer) -> None:
+        """Copy weights and states from a unit of the same layout whose block size, bits or master may be others.
+
+        Exact wherever nothing has to be rounded: from 8 to 32 bits, and for what keeps its format. What becomes 8-bit,
+        also with another block size, goes to the nearest code: m by at most 1/17 of it or 2^-16 of its block's largest;
+        sqrt(v) by at most 1/65, and at least to 2^-8 of its block's largest. A bf16 master goes to the nearest bf16, by
+        at most 2^-8.
+        """
+        if other.layout != self.layout:
+            raise InputError("optimizer states cannot move between different layouts", hint="load the same model")
+        weights = other.master()
+        if self.low is not None:
+            split(weights, self.streamed, self.low)
+        else:
+            self.streamed.copy_(weights)
+        if self._parts == other._parts and self._block_size == other._block_size:
+            for name, tensor in self._states.items():
+                tensor.copy_(other._states[name])
+            return
+        m, v = other.moments()
+        for part in self._parts:
+            here = slice(part.offset, part.offset + part.numel)
+            states.write(self._buffers(part, self.streamed), m[here], v[here])
 
     @property
     def bytes(self) -> int:
         """Host bytes of master and states together."""
         return sum(tensor.nbytes for name, tensor in self.state().items() if name != "format")
 
-    def _update_chunk(self, part: Part, start: int, stop: int, gradient: torch.Tensor, by: adamw.Step) -> None:
-        here = slice(part.segment.offset + start, part.segment.offset + stop)
-        weights = self.streamed[here] if self.low is None else join(self.streamed[here], self.low[here])
-        scaled = gradient[here].to(torch.float32)
-        if by.scale != 1.0:
-            scaled = scaled * by.scale
-        if part.quantised:
-            self._update_quantised(part, start, weights, scaled, by)
-        else:
-            states = slice(part.state_offset + start, part.state_offset + stop)
-            adamw.update(weights, scaled, self._states["m"][states], self._states["v"][states], by)
+    @property
+    def _master_kind(self) -> Master:
         if self.low is not None:
-            split(weights, self.streamed[here], self.low[here])
+            return "split"
+        return "plain" if self.streamed.dtype == torch.float32 else "stochastic"
 
-    def _update_quantised(
-        self, part: Part, start: int, weights: torch.Tensor, gradient: torch.Tensor, by: adamw.Step
-    ) -> None:
-        numel = weights.numel()
-        width = min(self._block_size, numel)
-        first, count = start // self._block_size, numel // width
-        codes = slice(part.state_offset + start, part.state_offset + start + numel)
-        scales = slice(part.scale_offset + first, part.scale_offset + first + count)
-        state = adamw.QuantisedState(
-            self._states["m.codes"][codes].view(count, width),
-            self._states["m.scales"][scales],
-            self._states["root_v.codes"][codes].view(count, width),
-            self._states["root_v.scales"][scales],
+    def _buffers(self, part: Part, gradient: torch.Tensor) -> Buffers:
+        """Views of everything that belongs to a part."""
+        here = slice(part.offset, part.offset + part.numel)
+        low = None if self.low is None else self.low[here]
+        common = (self.streamed[here], self._master_kind, gradient[here], self._block_size, low)
+        kept = slice(part.state_offset, part.state_offset + part.numel)
+        if not part.quantised:
+            return Buffers(*common, m=self._states["m"][kept], v=self._states["v"][kept])
+        scales = slice(part.scale_offset, part.scale_offset + blocks(part.numel, self._block_size))
+        return Buffers(
+            *common,
+            m_codes=self._states["m.codes"][kept],
+            m_scales=self._states["m.scales"][scales],
+            v_codes=self._states["root_v.codes"][kept],
+            v_scales=self._states["root_v.scales"][scales],
         )
-        noise = dither(by.step, first, count, width)
-        adamw.update_quantised(weights.view(count, width), gradient.view(count, width), state, by, noise)
 
     def _format(self) -> torch.Tensor:
-        parts = [(p.segment.name, p.segment.shape, p.quantised) for p in self._parts]
+        parts = [(p.segment.name, p.segment.shape, p.start, p.quantised) for p in self._parts]
         return torch.tensor([VERSION, self._block_size, self.layout.numel, zlib.crc32(repr(parts).encode())])
 
 
 def _allocate(parts: tuple[Part, ...], block_size: int) -> dict[str, torch.Tensor]:
     """Zero states of the parts; buffers that would be empty are left out."""
-    small = [p.segment.numel for p in parts if p.quantised]
-    full = sum(p.segment.numel for p in parts if not p.quantised)
+    small = [p.numel for p in parts if p.quantised]
+    full = sum(p.numel for p in parts if not p.quantised)
     scales = sum(blocks(numel, block_size) for numel in small)
-    states = {}
+    made = {}
     for name in ("m", "root_v") if small else ():
-        states[f"{name}.codes"] = torch.zeros(sum(small), dtype=torch.uint8)
-        states[f"{name}.scales"] = torch.zeros(scales, dtype=torch.float32)
+        made[f"{name}.codes"] = torch.zeros(sum(small), dtype=torch.uint8)
+        made[f"{name}.scales"] = torch.zeros(scales, dtype=torch.float32)
     for name in ("m", "v") if full else ():
-        states[name] = torch.zeros(full, dtype=torch.float32)
-    return states
+        made[name] = torch.zeros(full, dtype=torch.float32)
+    return made
 
 
 _FORMAT = ("code version", "block size", "number of elements", "layout or choice of 8-bit tensors")

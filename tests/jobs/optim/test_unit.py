@@ -11,6 +11,7 @@ from lazytrain.jobs.optim import HybridAdamW, UnitOptimizer, join
 from lazytrain.jobs.optim import blocks as optim_blocks
 
 LAYOUT = Layout.of({"w.weight": (70, 90), "w.bias": (70,), "v.weight": (33, 11), "norm.weight": (50,)})
+SEGMENTS = LAYOUT.segments
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 BITS = pytest.mark.parametrize("state_bits", [8, 32])
 
@@ -85,24 +86,34 @@ def test_update_works_in_place_and_leaves_padding_and_gradient_alone(dtype: torc
 
 @DTYPES
 def test_fp32_states_are_torchs_adamw(dtype: torch.dtype) -> None:
+    """The same to rounding: as near to AdamW in fp64 as torch's own fp32 AdamW is."""
     unit = HybridAdamW(state_bits=32, weight_decay=0.1).unit(LAYOUT, flat(0), dtype)
-    parameters = {
-        s.name: torch.nn.Parameter(flat(0)[s.offset : s.offset + s.numel].reshape(s.shape)) for s in LAYOUT.segments
-    }
-    groups = [
-        {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": 0.1},
-        {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
+    theirs, exact = (
+        {s.name: torch.nn.Parameter(flat(0)[s.offset : s.offset + s.numel].reshape(s.shape).to(kind)) for s in SEGMENTS}
+        for kind in (torch.float32, torch.float64)
+    )
+    references = [
+        torch.optim.AdamW(
+            [{"params": [p], "weight_decay": 0.1 if p.ndim >= 2 else 0.0} for p in each.values()],
+            lr=1e-2,
+            foreach=False,
+        )
+        for each in (theirs, exact)
     ]
-    reference = torch.optim.AdamW(groups, lr=1e-2, foreach=False)
     for step in range(1, 51):
         gradient = flat(step).to(dtype)
         unit.update(gradient, step=step, scale=0.5, lr=1e-2)
-        for s in LAYOUT.segments:
-            parameters[s.name].grad = gradient[s.offset : s.offset + s.numel].reshape(s.shape).float() * 0.5
-        reference.step()
-    for s in LAYOUT.segments:
+        for each, reference in zip((theirs, exact), references, strict=True):
+            for s in SEGMENTS:
+                each[s.name].grad = (
+                    gradient[s.offset : s.offset + s.numel].reshape(s.shape).to(each[s.name].dtype) * 0.5
+                )
+            reference.step()
+    for s in SEGMENTS:
+        right = exact[s.name].detach()
         got = unit.master()[s.offset : s.offset + s.numel].reshape(s.shape)
-        torch.testing.assert_close(got, parameters[s.name].detach(), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(got, theirs[s.name].detach(), rtol=1e-6, atol=1e-7)
+        assert (got - right).norm() < 1.1 * (theirs[s.name] - right).norm()
 
 
 def test_8bit_update_stays_near_exact_adamw_on_a_gradient_stream() -> None:
@@ -285,3 +296,51 @@ def test_hyper_parameters_are_read_at_every_update() -> None:
         here = slice(s.offset, s.offset + s.numel)
         factor = 0.95 if s in decayed else 1.0
         torch.testing.assert_close(unit.master()[here], flat(0)[here] * factor)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+def test_parameters_without_a_gradient_stay_beside_busy_ones(kernel: str) -> None:
+    """sqrt(v) of zero is lifted within a block; m is not, and nothing moves."""
+    layout = Layout.of({"w": (64, 64)})
+    unit = HybridAdamW(kernel=kernel).unit(layout, torch.ones(layout.numel), torch.bfloat16)
+    quiet = torch.arange(layout.numel) % 3 == 0
+    for step in range(1, 20):
+        unit.update(flat(step, layout).masked_fill(quiet, 0).bfloat16(), step=step, scale=1.0, lr=0.1)
+    assert torch.equal(unit.master()[quiet], torch.ones(int(quiet.sum())))
+    gradient = torch.where(quiet, flat(20, layout) * 1e-2, 0.0).bfloat16()
+    before = unit.master()
+    unit.update(gradient, step=20, scale=1.0, lr=0.1)
+    assert 0 < (unit.master() - before)[quiet].abs().max() < 1
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+def test_training_recovers_from_a_gradient_whose_square_overflows(kernel: str) -> None:
+    layout = Layout.of({"w": (64, 64)})
+    unit = HybridAdamW(betas=(0.5, 0.5), kernel=kernel).unit(layout, torch.ones(layout.numel), torch.bfloat16)
+    huge = torch.zeros(layout.numel)
+    huge[0] = 1e30
+    unit.update(huge, step=1, scale=1.0, lr=1e-3)
+    before = unit.master()
+    for step in range(2, 200):
+        unit.update(torch.ones(layout.numel), step=step, scale=1.0, lr=1e-3)
+    assert ((before - unit.master()) > 0.02).all()
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+@DTYPES
+@BITS
+def test_a_learning_rate_of_zero_moves_states_only(kernel: str, dtype: torch.dtype, state_bits: int) -> None:
+    unit = HybridAdamW(kernel=kernel, state_bits=state_bits, weight_decay=0.1).unit(LAYOUT, flat(0), dtype)
+    states = snapshot(unit)
+    unit.update(flat(1).to(dtype), step=1, scale=1.0, lr=0.0)
+    assert torch.equal(unit.master(), flat(0))
+    assert not same_bits(snapshot(unit), states)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e15])
+def test_gradients_far_from_one_are_scaled_before_they_are_squared(scale: float) -> None:
+    gradient = flat(1)
+    plain, scaled = (HybridAdamW().unit(LAYOUT, flat(0), torch.bfloat16) for _ in range(2))
+    plain.update(gradient, step=1, scale=1.0, lr=1e-2)
+    scaled.update(gradient / scale, step=1, scale=scale, lr=1e-2)
+    torch.testing.assert_close(scaled.master(), plain.master(), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,354 @@
+// One pass of AdamW over gradient, 8-bit (or fp32) states and master weights, and the sum of squares of a gradient.
+// A C interface without torch or Python headers, called through ctypes by ../native.py. For GCC and Clang.
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+#if defined(__x86_64__)
+#define X86 1
+#include <immintrin.h>
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Mirrored field by field by ../native.py.
+struct Task {
+    void* weights;         // bf16 or fp32
+    int16_t* low;          // low halves of a split master
+    const void* gradient;  // bf16 or fp32
+    uint8_t* m_codes;      // null when the states are fp32
+    float* m_scales;
+    uint8_t* v_codes;
+    float* v_scales;
+    float* m;
+    float* v;
+    int64_t numel;
+    int64_t block;
+    int32_t half_gradient;
+    int32_t master;
+    int32_t moves;  // whether weights change
+    float decay;
+    float beta1;
+    float gradient_factor;
+    float beta2;
+    float square_factor;
+    float root_factor;
+    float eps_term;
+    uint32_t code_word;
+    uint32_t weight_word;
+};
+
+namespace {
+
+enum { kPlain, kSplit, kStochastic };
+enum { kBaseline, kAvx2, kAvx512 };
+
+constexpr uint32_t kPerLane = 0xC13FA9A9u, kPerBlock = 0x91E10DA5u;  // as in ../codes.py
+constexpr int64_t kChunk = 1 << 15;  // elements that a thread takes at a time
+constexpr int64_t kSumChunk = 1 << 16;
+constexpr int kSums = 32;
+constexpr float kSmallestScale = 0x1p-126f, kLargestScale = 0x1p63f;
+
+// One block of a task.
+struct Block {
+    void* weights;
+    int16_t* low;
+    const void* gradient;
+    uint8_t *m_codes, *v_codes;
+    float *m_scale, *v_scale;
+    float *m, *v;
+    int64_t numel;
+    uint32_t code_word, weight_word;
+};
+
+// A code of ../codes.py: kMantissa bits of precision, with or without a sign.
+template <int kMantissa, bool kSigned>
+struct Code {
+    static constexpr bool is_signed = kSigned;
+    static constexpr int32_t top = kSigned ? 127 : 255;
+    static constexpr int shift = 23 - kMantissa;
+    static constexpr int32_t base = ((127 << kMantissa) - top) << shift;
+    static constexpr int32_t to_code = (1 << (shift - 1)) - base;
+};
+
+using Momentum = Code<3, true>;
+using RootVariance = Code<5, false>;
+
+INLINE float as_float(int32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE int32_t as_int(float value) {
+    int32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+INLINE float scale_of(int32_t largest_bits) {
+    float largest = as_float(largest_bits);
+    largest = largest > kSmallestScale ? largest : kSmallestScale;
+    return largest < kLargestScale ? largest : kLargestScale;
+}
+
+template <bool kHalf>
+INLINE float read_gradient(const void* gradient, int64_t i) {
+    if (kHalf) return as_float((int32_t)((uint32_t)((const uint16_t*)gradient)[i] << 16));
+    return ((const float*)gradient)[i];
+}
+
+#define WIDE 0
+namespace baseline {
+#include "plain.inl"
+#include "choose.inl"
+}  // namespace baseline
+
+#if X86
+#undef WIDE
+#define WIDE 1
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2")
+#endif
+namespace avx2 {
+constexpr int kWidth = 8;
+using Floats = __m256;
+using Ints = __m256i;
+
+INLINE Ints zero() { return _mm256_setzero_si256(); }
+INLINE Ints all(int32_t value) { return _mm256_set1_epi32(value); }
+INLINE Ints all_16(int16_t value) { return _mm256_set1_epi16(value); }
+INLINE Floats all(float value) { return _mm256_set1_ps(value); }
+INLINE Floats as_floats(Ints bits) { return _mm256_castsi256_ps(bits); }
+INLINE Ints as_ints(Floats values) { return _mm256_castps_si256(values); }
+INLINE Floats load(const float* from) { return _mm256_loadu_ps(from); }
+INLINE Ints load(const void* from) { return _mm256_loadu_si256((const __m256i*)from); }
+INLINE Ints load_8(const uint8_t* from) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from)); }
+INLINE void store(float* to, Floats values) { _mm256_storeu_ps(to, values); }
+INLINE void store(void* to, Ints values) { _mm256_storeu_si256((__m256i*)to, values); }
+INLINE void store_8(uint8_t* to, Ints values) {
+    __m128i first = _mm256_castsi256_si128(values), second = _mm256_extracti128_si256(values, 1);
+    _mm_storeu_si128((__m128i*)to, _mm_packus_epi16(first, second));
+}
+INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+INLINE Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+INLINE Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
+INLINE Floats square_root(Floats a) { return _mm256_sqrt_ps(a); }
+INLINE Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+INLINE Ints add_16(Ints a, Ints b) { return _mm256_add_epi16(a, b); }
+INLINE Ints and_(Ints a, Ints b) { return _mm256_and_si256(a, b); }
+INLINE Ints or_(Ints a, Ints b) { return _mm256_or_si256(a, b); }
+INLINE Ints larger(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
+INLINE Ints smaller_16(Ints a, Ints b) { return _mm256_min_epi16(a, b); }
+INLINE Ints shift_left_16(Ints a, int by) { return _mm256_slli_epi16(a, by); }
+INLINE Ints shift_right_16(Ints a, int by) { return _mm256_srai_epi16(a, by); }
+INLINE Ints shift_right_zeros(Ints a, int by) { return _mm256_srli_epi32(a, by); }
+INLINE Ints unpack_lo(Ints a, Ints b) { return _mm256_unpacklo_epi16(a, b); }
+INLINE Ints unpack_hi(Ints a, Ints b) { return _mm256_unpackhi_epi16(a, b); }
+INLINE Ints pack_unsigned(Ints lo, Ints hi) { return _mm256_packus_epi32(lo, hi); }
+INLINE Ints pack_low_halves(Ints lo, Ints hi) { return pack_unsigned(and_(lo, all(0xFFFF)), and_(hi, all(0xFFFF))); }
+INLINE Ints pack_high_halves(Ints lo, Ints hi) {
+    return pack_unsigned(shift_right_zeros(lo, 16), shift_right_zeros(hi, 16));
+}
+INLINE Ints subtract_to_zero_16(Ints a, Ints b) { return _mm256_subs_epu16(a, b); }
+INLINE Floats larger_magnitude(Floats positive, Floats other) {
+    return as_floats(larger(as_ints(positive), and_(as_ints(other), all(0x7FFFFFFF))));
+}
+INLINE Ints add_16_where_nonzero(Ints a, Ints mask, Ints b) {
+    return add_16(a, _mm256_andnot_si256(_mm256_cmpeq_epi16(and_(a, mask), zero()), b));
+}
+INLINE int32_t largest_of(Ints values) {
+    int32_t each[kWidth], largest = 0;
+    store(each, values);
+    for (int32_t value : each) largest = value > largest ? value : largest;
+    return largest;
+}
+#include "plain.inl"
+struct Pair;
+INLINE Pair load_pair(const float* from);
+INLINE void store_pair(float* to, Pair values);
+#include "wide.inl"
+INLINE Pair load_pair(const float* from) {
+    Floats first = load(from), second = load(from + kWidth);
+    return {_mm256_permute2f128_ps(first, second, 0x20), _mm256_permute2f128_ps(first, second, 0x31)};
+}
+INLINE void store_pair(float* to, Pair values) {
+    store(to, _mm256_permute2f128_ps(values.lo, values.hi, 0x20));
+    store(to + kWidth, _mm256_permute2f128_ps(values.lo, values.hi, 0x31));
+}
+#include "choose.inl"
+}  // namespace avx2
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#endif
+namespace avx512 {
+constexpr int kWidth = 16;
+using Floats = __m512;
+using Ints = __m512i;
+
+INLINE Ints zero() { return _mm512_setzero_si512(); }
+INLINE Ints all(int32_t value) { return _mm512_set1_epi32(value); }
+INLINE Ints all_16(int16_t value) { return _mm512_set1_epi16(value); }
+INLINE Floats all(float value) { return _mm512_set1_ps(value); }
+INLINE Floats as_floats(Ints bits) { return _mm512_castsi512_ps(bits); }
+INLINE Ints as_ints(Floats values) { return _mm512_castps_si512(values); }
+INLINE Floats load(const float* from) { return _mm512_loadu_ps(from); }
+INLINE Ints load(const void* from) { return _mm512_loadu_si512(from); }
+INLINE Ints load_8(const uint8_t* from) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)from)); }
+INLINE void store(float* to, Floats values) { _mm512_storeu_ps(to, values); }
+INLINE void store(void* to, Ints values) { _mm512_storeu_si512(to, values); }
+INLINE void store_8(uint8_t* to, Ints values) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtusepi16_epi8(values)); }
+INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+INLINE Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+INLINE Floats square_root(Floats a) { return _mm512_sqrt_ps(a); }
+INLINE Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+INLINE Ints add_16(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
+INLINE Ints and_(Ints a, Ints b) { return _mm512_and_si512(a, b); }
+INLINE Ints or_(Ints a, Ints b) { return _mm512_or_si512(a, b); }
+INLINE Ints larger(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
+INLINE Ints smaller_16(Ints a, Ints b) { return _mm512_min_epi16(a, b); }
+INLINE Ints shift_left_16(Ints a, int by) { return _mm512_slli_epi16(a, by); }
+INLINE Ints shift_right_16(Ints a, int by) { return _mm512_srai_epi16(a, by); }
+INLINE Ints shift_right_zeros(Ints a, int by) { return _mm512_srli_epi32(a, by); }
+INLINE Ints unpack_lo(Ints a, Ints b) { return _mm512_unpacklo_epi16(a, b); }
+INLINE Ints unpack_hi(Ints a, Ints b) { return _mm512_unpackhi_epi16(a, b); }
+INLINE Ints pack_unsigned(Ints lo, Ints hi) { return _mm512_packus_epi32(lo, hi); }
+INLINE Ints pack_order() {  // of 16-bit lanes of two vectors, the first of each pair
+    alignas(64) static constexpr int16_t order[32] = {0,  2,  4,  6,  32, 34, 36, 38, 8,  10, 12, 14, 40, 42, 44, 46,
+                                                      16, 18, 20, 22, 48, 50, 52, 54, 24, 26, 28, 30, 56, 58, 60, 62};
+    return load(order);
+}
+INLINE Ints pack_low_halves(Ints lo, Ints hi) { return _mm512_permutex2var_epi16(lo, pack_order(), hi); }
+INLINE Ints pack_high_halves(Ints lo, Ints hi) {
+    return _mm512_permutex2var_epi16(lo, add_16(pack_order(), all_16(1)), hi);
+}
+INLINE Ints subtract_to_zero_16(Ints a, Ints b) { return _mm512_subs_epu16(a, b); }
+INLINE Floats larger_magnitude(Floats positive, Floats other) {
+    return _mm512_range_ps(positive, other, 0b1011);  // the larger absolute value, its sign cleared
+}
+INLINE Ints add_16_where_nonzero(Ints a, Ints mask, Ints b) {
+    return _mm512_mask_add_epi16(a, _mm512_test_epi16_mask(a, mask), a, b);
+}
+INLINE int32_t largest_of(Ints values) { return _mm512_reduce_max_epi32(values); }
+#include "plain.inl"
+struct Pair;
+INLINE Pair load_pair(const float* from);
+INLINE void store_pair(float* to, Pair values);
+#include "wide.inl"
+INLINE Pair load_pair(const float* from) {
+    Floats first = load(from), second = load(from + kWidth);
+    return {_mm512_shuffle_f32x4(first, second, 0x88), _mm512_shuffle_f32x4(first, second, 0xDD)};
+}
+INLINE void store_pair(float* to, Pair values) {
+    const Ints first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const Ints second = add(first, all(8));
+    store(to, _mm512_permutex2var_ps(values.lo, first, values.hi));
+    store(to + kWidth, _mm512_permutex2var_ps(values.lo, second, values.hi));
+}
+#include "choose.inl"
+}  // namespace avx512
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif  // X86
+
+using Step = void (*)(const Task&, const Block&, float*);
+using Squares = double (*)(const void*, bool, int64_t, int64_t);
+
+Step step_for(int set) {
+#if X86
+    if (set == kAvx512) return avx512::step;
+    if (set == kAvx2) return avx2::step;
+#endif
+    return baseline::step;
+}
+
+Squares squares_for(int set) {
+#if X86
+    if (set == kAvx512) return avx512::squares;
+    if (set == kAvx2) return avx2::squares;
+#endif
+    return baseline::squares;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+Block block_of(const Task& t, int64_t index) {
+    const int64_t at = index * t.block;
+    Block b = {};
+    b.weights = (char*)t.weights + at * (t.master == kPlain ? 4 : 2);
+    b.low = t.low + at;
+    b.gradient = (const char*)t.gradient + at * (t.half_gradient ? 2 : 4);
+    b.m_codes = t.m_codes + at;
+    b.v_codes = t.v_codes + at;
+    b.m_scale = t.m_scales + index;
+    b.v_scale = t.v_scales + index;
+    b.m = t.m + at;
+    b.v = t.v + at;
+    b.numel = t.numel - at < t.block ? t.numel - at : t.block;
+    b.code_word = t.code_word + (uint32_t)index * kPerBlock;
+    b.weight_word = t.weight_word + (uint32_t)at * kPerLane;
+    return b;
+}
+
+}  // namespace
+
+// Raised with every change of the interface or of the arithmetic.
+EXPORT int32_t lazytrain_version() { return 3; }
+
+// The widest instruction set of this processor that the library was built for.
+EXPORT int32_t lazytrain_instruction_set() {
+#if X86
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        return kAvx512;
+    if (__builtin_cpu_supports("avx2")) return kAvx2;
+#endif
+    return kBaseline;
+}
+
+EXPORT void lazytrain_step(const Task* task, int32_t set, int32_t threads) {
+    const Task& t = *task;
+    const Step step = step_for(set);
+    const int64_t blocks = ceil_div(t.numel, t.block);
+    const int64_t stride = t.block < kChunk ? kChunk / t.block : 1;
+    const int64_t chunks = ceil_div(blocks, stride);
+#pragma omp parallel num_threads(threads) if (threads > 1 && chunks > 1)
+    {
+        std::unique_ptr<float[]> scratch(t.m_codes ? new float[2 * t.block] : nullptr);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+            const int64_t first = chunk * stride, last = first + stride < blocks ? first + stride : blocks;
+            for (int64_t index = first; index < last; ++index) step(t, block_of(t, index), scratch.get());
+        }
+    }
+}
+
+EXPORT int64_t lazytrain_sum_chunk() { return kSumChunk; }
+
+// `partial` holds one fp64 per chunk of lazytrain_sum_chunk() elements; their sum, in order, is returned.
+EXPORT double lazytrain_squares(const void* gradient, int32_t half, int64_t numel, double* partial, int32_t set,
+                                int32_t threads) {
+    const Squares squares = squares_for(set);
+    const int64_t chunks = ceil_div(numel, kSumChunk);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1 && chunks > 1)
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        const int64_t first = chunk * kSumChunk, last = first + kSumChunk < numel ? first + kSumChunk : numel;
+        partial[chunk] = squares(gradient, half != 0, first, last);
+    }
+    double total = 0;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) total += partial[chunk];
+    return total;
+}
