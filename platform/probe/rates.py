@@ -59,7 +59,7 @@ def update_parameters_s(*, seconds: float = 0.4) -> float:
 
 
 def _update_seconds(parameters: int, seconds: float) -> float:
-    layout = Layout.of({"weight": (parameters,)})
+    layout = Layout.of({"weight": (parameters // 1024, 1024)})  # a matrix: vectors keep float32 states
     unit = HybridAdamW().unit(layout, torch.zeros(layout.numel), torch.bfloat16)
     gradient = torch.full((layout.numel,), 1e-3, dtype=torch.bfloat16)
     steps = itertools.count(1)
