@@ -106,7 +106,7 @@ class _Run:
         torch.manual_seed(self.spec.train.seed)
         self.store = CheckpointStore(self.directory.checkpoints, keep=self.spec.output.keep)
         model, self.tokenizer = load_model(self.spec.model)
-        self.data = prepare(self.spec.data, self.tokenizer)
+        self.data = prepare(self.spec.data, self.tokenizer, cache=self.directory.rows)
         facts, self.policy = self._policy(model)
         self.policy.save(self.directory.policy)
         self._count_steps()
@@ -122,7 +122,7 @@ class _Run:
 
     def _policy(self, model: Any) -> tuple[ModelFacts, Policy]:
         """The policy, and the model's facts at its batch shape."""
-        longest = max(map(len, self.data.train.input_ids))
+        longest = self.data.train.longest
         policy = self.policy
         if policy is not None and policy.sequence_length < longest:
             raise InputError(

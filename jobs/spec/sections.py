@@ -35,12 +35,20 @@ class Model(Section):
 
 
 class Source(Section):
-    """One file of rows."""
+    """Rows of one kind."""
 
     path: Text
-    """JSON array, JSON lines (either may be gzipped) or parquet file."""
+    """JSON array, JSON lines (either may be gzipped) or parquet file, a folder of them, or hf:// and a hub id."""
     format: Literal["auto", "alpaca", "question/answer", "query/response", "sharegpt", "messages", "text"] = "auto"
     """Keys of a row; auto tells it from the first row that fits a known format."""
+    name: Text | None = None
+    """Entry of the dataset_info.json that path is or holds; for a hub id, its configuration."""
+    part: Text = "train"
+    """Which part of a data set on the hub is read."""
+    columns: Annotated[dict[str, str], Field(strict=False)] = {}
+    """Keys that a format expects, each with the key that stands for it in the rows."""
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Times that each training row is used in an epoch; a fraction uses as many rows as it says, drawn by the seed."""
 
 
 class Split(Section):
@@ -85,10 +93,19 @@ class Data(Section):
     """Shares of the training files' rows; 0.7 and 0.3 unless eval names files, then all rows are trained on."""
     max_length: Annotated[int, Field(ge=2)] = 1024
     """Tokens of the longest row; longer ones are cut there and counted."""
-    packing: bool = True
-    """Allows several rows in one sequence where the model keeps them apart; this version keeps one row a sequence."""
+    packing: bool | Literal["required"] = True
+    """Puts several rows into one sequence where a check shows that the model keeps them apart, else rows of like length
+    into a batch; required refuses a model that fails the check."""
     loss_on: Literal["assistant"] = "assistant"
     """Whose tokens carry the loss."""
+    supervise_generation_prompt: bool = False
+    """Whether what the chat template puts before an answer, and inference supplies, carries the loss too."""
+    chat_template: Text | None = None
+    """Template by name (chatml, alpaca, vicuna) or a file with one; null takes the tokenizer's own."""
+    system_policy: Literal["fold", "error"] = "fold"
+    """What becomes of a system turn that the template refuses: part of the first user turn, or the job is refused."""
+    cache: Text | None = None
+    """Folder where tokenized rows are kept under the digest of all they depend on; null keeps them with the run."""
 
     @model_validator(mode="before")
     @classmethod

@@ -55,7 +55,7 @@ class Job:
     @property
     def length(self) -> int:
         """Tokens of the longest training row."""
-        return max(map(len, self.data.train.input_ids))
+        return self.data.train.longest
 
     @property
     def largest_batch(self) -> int:
