@@ -1,6 +1,7 @@
 """Files of conversations to tokens with a loss mask to batches."""
 
 from .batch import IGNORED, Batch
+from .check import check
 from .packing import packing_problem
 from .prepare import Prepared, prepare
 from .render import render_prompt, stop_ids
@@ -15,6 +16,7 @@ __all__ = [
     "Report",
     "Rows",
     "batches",
+    "check",
     "collate",
     "order",
     "packing_problem",

@@ -41,6 +41,8 @@ class Report:
     """Rows refused for their system turn."""
     packed: bool = False
     """Whether rows share sequences."""
+    packing_refused: str = ""
+    """Why rows do not share sequences although they might."""
     fingerprint: str = ""
     """Changes with any content of the files, the tokenizer, its template and the options of the section data."""
     cache_key: str = ""
