@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from .rows import Rows
 from .sources import Input, inputs
 from .store import Counts, Writer, stored
 from .templates import choose_template
-from .tokens import encode
+from .tokens import encode, tokenized
 
 _SCHEMA = 2
 """Goes up when the same input would become other tokens."""
@@ -97,14 +98,29 @@ class _Loader:
         return report.to_dict()
 
     def _load(self, one: Input, writer: Writer, report: Report) -> int:
-        usable, chunk, characters = 0, [], 0
+        """Tokenize in a thread while the next chunk is read and rendered; both happen in the order of the file."""
+        usable, waiting = 0, None
+        with ThreadPoolExecutor(1) as thread:
+            for chunk in self._chunks(one, report):
+                encodings = thread.submit(tokenized, self._tokenizer, [rendered for _, rendered in chunk])
+                if waiting is not None:
+                    usable += self._add(one, *waiting, writer, report)
+                waiting = chunk, encodings
+            if waiting is not None:
+                usable += self._add(one, *waiting, writer, report)
+        return usable
+
+    def _chunks(self, one: Input, report: Report) -> Iterator[list[tuple[int, Rendered]]]:
+        chunk: list[tuple[int, Rendered]] = []
+        characters = 0
         for line, rendered in self._rendered(one, report):
             chunk.append((line, rendered))
             characters += len(rendered.text)
             if len(chunk) == _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
-                usable += self._add(one, chunk, writer, report)
+                yield chunk
                 chunk, characters = [], 0
-        return usable + self._add(one, chunk, writer, report)
+        if chunk:
+            yield chunk
 
     def _rendered(self, one: Input, report: Report) -> Iterator[tuple[int, Rendered]]:
         """Usable rows of one file with their lines; the others go into the report."""
@@ -133,11 +149,19 @@ class _Loader:
             known = report.formats[one.label] = name
             yield line, conversation
 
-    def _add(self, one: Input, chunk: Sequence[tuple[int, Rendered]], writer: Writer, report: Report) -> int:
+    def _add(
+        self,
+        one: Input,
+        chunk: Sequence[tuple[int, Rendered]],
+        encodings: Future[list[Any]],
+        writer: Writer,
+        report: Report,
+    ) -> int:
         limit = self._data.max_length
+        rows = [rendered for _, rendered in chunk]
         kept = []
         for (line, rendered), tokens in zip(
-            chunk, encode(self._tokenizer, [rendered for _, rendered in chunk], limit), strict=True
+            chunk, encode(self._tokenizer, rows, encodings.result(), limit), strict=True
         ):
             if tokens.supervised:
                 kept.append((rendered, tokens))

@@ -26,21 +26,23 @@ class Encoded:
         return sum(stop - start for start, stop in self.spans)
 
 
-def encode(tokenizer: Any, rows: Sequence[Rendered], max_length: int) -> list[Encoded]:
-    """Tokenize whole rows; a token that straddles an edge of an answer belongs to the answer.
+def tokenized(tokenizer: Any, rows: Sequence[Rendered]) -> list[Any]:
+    """Whole rows as the tokenizer's own encodings. Holds no lock, so that a thread can do it beside other work."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()
+    backend.no_truncation()
+    encodings: list[Any] = backend.encode_batch([row.text for row in rows], add_special_tokens=False)
+    return encodings
+
+
+def encode(tokenizer: Any, rows: Sequence[Rendered], encodings: Sequence[Any], max_length: int) -> list[Encoded]:
+    """Ids and spans of tokenized rows; a token that straddles an edge of an answer belongs to the answer.
 
     The first token of a row has nothing that could predict it and never carries the loss. The first whole row is
     decoded again: ModelError if what carries the loss is not what the assistant says.
     """
-    if not rows:
-        return []
-    backend = tokenizer.backend_tokenizer
-    backend.no_padding()
-    backend.no_truncation()
     encoded, checked = [], False
-    for row, encoding in zip(
-        rows, backend.encode_batch([row.text for row in rows], add_special_tokens=False), strict=True
-    ):
+    for row, encoding in zip(rows, encodings, strict=True):
         ids = encoding.ids
         spans = tuple(_token_span(encoding, span, len(row.text), len(ids)) for span in row.spans)
         if not checked:

@@ -132,10 +132,15 @@ class Train(Section):
     """Rows of one optimizer step; auto searches the size with the highest throughput."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-5
     """Highest learning rate."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up: to zero along a half cosine or a line, or not at all."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """How the learning rate falls after the warm-up: to zero along a half cosine or a line, not at all, or (wsd) along
+    a line at the end only."""
     warmup: Annotated[float, Field(ge=0)] = 0.03
     """Steps of linear warm-up: below 1 a share of all steps, from 1 a number of steps."""
+    decay: Annotated[float, Field(ge=0)] = 0.1
+    """Steps of decay at the end of wsd: below 1 a share of all steps, from 1 a number of steps."""
+    patience: Count | None = None
+    """Evaluations of the loss in a row without a lower one after which training ends; null never ends it early."""
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
@@ -144,15 +149,23 @@ class Train(Section):
     """Seed of row order, dropout and everything else that is drawn."""
 
     @model_validator(mode="after")
-    def _whole_warmup(self) -> Train:
-        if self.warmup >= 1 and not float(self.warmup).is_integer():
-            raise ValueError(f"warmup {self.warmup:g} is neither a share below 1 nor a whole number of steps")
+    def _whole_steps(self) -> Train:
+        for name, value in (("warmup", self.warmup), ("decay", self.decay)):
+            if value >= 1 and not float(value).is_integer():
+                raise ValueError(f"{name} {value:g} is neither a share below 1 nor a whole number of steps")
         return self
 
     def warmup_steps(self, total_steps: int) -> int:
         """Steps of warm-up in a run of ``total_steps``, at most all of them."""
-        steps = self.warmup if self.warmup >= 1 else math.ceil(self.warmup * total_steps)
-        return min(int(steps), total_steps)
+        return _steps(self.warmup, total_steps)
+
+    def decay_steps(self, total_steps: int) -> int:
+        """Steps of decay of the schedule wsd, at most those after the warm-up."""
+        return min(_steps(self.decay, total_steps), total_steps - self.warmup_steps(total_steps))
+
+
+def _steps(amount: float, total_steps: int) -> int:
+    return min(int(amount if amount >= 1 else math.ceil(amount * total_steps)), total_steps)
 
 
 class Optimizer(Section):
