@@ -53,9 +53,10 @@ def exact_match(
     """Compare what ``predict`` writes after each prompt with the row's answer.
 
     Final answers are compared; a row whose answer has none that `extract_answer` finds is compared as whole text.
-    ``limit`` takes that many rows, spread evenly.
+    ``limit`` takes that many rows, spread evenly. Rows without a prompt (plain text) are left out.
     """
-    chosen = _spread(len(rows), limit)
+    prompted = [i for i, prompt in enumerate(rows.prompts) if prompt]
+    chosen = [prompted[i] for i in _spread(len(prompted), limit)]
     prompts = [rows.prompts[i] for i in chosen]
     outputs = predict(prompts) if prompts else []
     verdicts = [

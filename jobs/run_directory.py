@@ -32,6 +32,7 @@ class RunDirectory:
         self.path = path
         self.spec, self.policy, self.metrics = path / "job.yaml", path / "policy.json", path / "metrics.jsonl"
         self.checkpoints, self.model = path / "checkpoints", path / "model"
+        self.rows = path / "rows"
         self.verdicts, self.result = path / "verdicts.jsonl", path / "result.json"
 
     @contextmanager

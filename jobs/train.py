@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .checkpoint import Checkpoint, CheckpointStore, random_state, set_random_state
-from .data import Batch, batches, pad_id, prepare
+from .data import Batch, batches, packing_problem, pad_id, prepare
 from .errors import InputError, OutOfMemory
 from .evaluate import ExactMatch, exact_match
 from .executor import Emulated, Streamed, stream
@@ -106,7 +106,8 @@ class _Run:
         torch.manual_seed(self.spec.train.seed)
         self.store = CheckpointStore(self.directory.checkpoints, keep=self.spec.output.keep)
         model, self.tokenizer = load_model(self.spec.model)
-        self.data = prepare(self.spec.data, self.tokenizer)
+        self.data = prepare(self.spec.data, self.tokenizer, cache=self.directory.rows)
+        self._decide_packing(model)
         facts, self.policy = self._policy(model)
         self.policy.save(self.directory.policy)
         self._count_steps()
@@ -120,9 +121,18 @@ class _Run:
         ) as self.streamed:
             return self._train()
 
+    def _decide_packing(self, model: Any) -> None:
+        """Pack where the model keeps rows apart. Raises InputError where packing is required and it does not."""
+        wanted, report = self.spec.data.packing, self.data.report
+        problem = packing_problem(model) if wanted else None
+        if problem is not None and wanted == "required":
+            raise InputError(f"rows cannot be packed: {problem}", hint="set data.packing to true or false")
+        report.packed = bool(wanted) and problem is None
+        report.packing_refused = problem or ""
+
     def _policy(self, model: Any) -> tuple[ModelFacts, Policy]:
         """The policy, and the model's facts at its batch shape."""
-        longest = max(map(len, self.data.train.input_ids))
+        longest = self.data.train.longest
         policy = self.policy
         if policy is not None and policy.sequence_length < longest:
             raise InputError(
@@ -182,11 +192,13 @@ class _Run:
 
     def _remaining(self) -> Iterator[Batch]:
         """The batches of every step that has not been taken."""
+        assert self.policy is not None
         while (done := self.position) < self.total_steps:
             epoch, skip = divmod(done, self.steps_per_epoch)
             for batch in batches(
                 self.data.train, batch=self.batch, seed=self.spec.train.seed, epoch=epoch,
-                pad_id=pad_id(self.tokenizer), skip=skip,
+                pad_id=pad_id(self.tokenizer), skip=skip, buckets=not self.data.report.packed,
+                pack_length=self.policy.sequence_length if self.data.report.packed else None,
             ):  # fmt: skip
                 if self.position >= self.total_steps:
                     return
@@ -264,7 +276,7 @@ class _Run:
         total = supervised = 0.0
         with evaluating(self.streamed):
             for batch in batches(sample, batch=self.policy.micro_batch, seed=0, epoch=0, pad_id=pad_id(self.tokenizer)):
-                total += self.streamed.model(**inputs(batch), num_items_in_batch=1).loss.item()
+                total += self.streamed.model(**batch.inputs(), num_items_in_batch=1).loss.item()
                 supervised += batch.supervised
         return total / max(1.0, supervised)
 
@@ -343,17 +355,12 @@ class _Run:
         )
 
 
-def inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    """What the model takes of a batch."""
-    return {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
-
-
-def split(batch: Batch, rows: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Micro-batches of at most ``rows`` rows, each cut to its own longest row."""
-    for start in range(0, len(batch.input_ids), rows):
-        part = slice(start, start + rows)
+def split(batch: Batch, sequences: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Micro-batches of at most so many sequences, each cut to its own longest one."""
+    for start in range(0, len(batch.input_ids), sequences):
+        part = slice(start, start + sequences)
         width = int(batch.attention_mask[part].sum(dim=1).max())
-        yield {name: tensor[part, :width] for name, tensor in inputs(batch).items()}
+        yield {name: tensor[part, :width] for name, tensor in batch.inputs().items()}
 
 
 @contextmanager

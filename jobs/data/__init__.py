@@ -1,9 +1,12 @@
 """Files of conversations to tokens with a loss mask to batches."""
 
+from .batch import IGNORED, Batch
+from .check import check
+from .packing import packing_problem
 from .prepare import Prepared, prepare
 from .render import render_prompt, stop_ids
 from .report import Refusal, Report
-from .rows import IGNORED, Batch, Rows, batches, collate, pad_id, worst_batch
+from .rows import Rows, batches, collate, order, pad_id, worst_batch
 
 __all__ = [
     "IGNORED",
@@ -13,7 +16,10 @@ __all__ = [
     "Report",
     "Rows",
     "batches",
+    "check",
     "collate",
+    "order",
+    "packing_problem",
     "pad_id",
     "prepare",
     "render_prompt",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import InputError
-from .canonical import Conversation, Refused, Turn
+from . import chats
+from .canonical import Conversation, Message, PlainText, Refused
+from .fields import content_of, text_of
 
-LATER = ("sharegpt", "messages", "text")
-_LATER_KEYS = {"conversations": "sharegpt", "messages": "messages", "text": "text"}
+Converted = Conversation | PlainText
 
 
 def detect(row: Mapping[str, Any]) -> str:
@@ -18,72 +17,77 @@ def detect(row: Mapping[str, Any]) -> str:
     for name, keys in _KEYS.items():
         if all(key in row for key in keys):
             return name
-    later = next((name for key, name in _LATER_KEYS.items() if key in row), None)
-    if later is not None:
-        raise Refused(f"looks like the format {later}; {_reads()}")
-    raise Refused(f"fits no format; {_reads()}")
+    raise Refused(f"fits no format; known are {', '.join(FORMATS)}")
 
 
-def check_format(name: str) -> None:
-    """Raise InputError unless this version reads the format (or is to detect it)."""
-    if name != "auto" and name not in FORMATS:
-        raise InputError(f"the format {name} cannot be read; {_reads()}", hint="convert the rows to one of these")
-
-
-def to_conversation(row: Mapping[str, Any], format_name: str) -> Conversation:
+def to_conversation(row: Mapping[str, Any], format_name: str) -> Converted:
     """The row in canonical form. Raises Refused with the rule that it breaks."""
-    conversation = FORMATS[format_name](row)
-    if not any(turn.text.strip() for turn in conversation.prompt if turn.role == "user"):
+    converted = FORMATS[format_name](row)
+    if isinstance(converted, PlainText):
+        if not converted.text.strip():
+            raise Refused("the text is empty")
+        return converted
+    _check(converted)
+    return converted
+
+
+def _check(conversation: Conversation) -> None:
+    *before, last = conversation.messages
+    if last.role != "assistant":
+        raise Refused(f"the last turn is of the {last.role}, not of the assistant")
+    if not any(message.text.strip() for message in before if message.role in ("user", "tool")):
         raise Refused("the prompt is empty")
-    if not conversation.answer.strip():
+    if not last.text.strip() and not last.tool_calls:
         raise Refused("the answer is empty")
-    return conversation
+    if not any(message.learned for message in conversation.messages if message.role == "assistant"):
+        raise Refused("no turn carries the loss")
 
 
 def _alpaca(row: Mapping[str, Any]) -> Conversation:
-    instruction = _text(row, "instruction")
-    context = _text(row, "input", required=False)
-    turns = [Turn("user", f"{instruction}\n\n{context}" if context.strip() else instruction)]
-    system = _text(row, "system", required=False)
-    if system.strip():
-        turns.insert(0, Turn("system", system))
-    return Conversation(tuple(turns), _text(row, "output"))
+    instruction = text_of(row, "instruction")
+    context = text_of(row, "input", required=False)
+    turns = [Message("user", f"{instruction}\n\n{context}" if context.strip() else instruction)]
+    system = text_of(row, "system", required=False)
+    first = [Message("system", system)] if system.strip() else []
+    answer = Message("assistant", text_of(row, "output"))
+    return Conversation((*first, *_history(row.get("history")), *turns, answer))
+
+
+def _history(value: Any) -> list[Message]:
+    """Earlier pairs of question and answer."""
+    turns: list[Message] = []
+    for pair in value or ():
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise Refused("history is not a list of pairs")
+        question, answer = (content_of(part, "history") for part in pair)
+        turns += [Message("user", question), Message("assistant", answer)]
+    return turns
 
 
 def _pair(prompt: str, answer: str) -> Callable[[Mapping[str, Any]], Conversation]:
     def convert(row: Mapping[str, Any]) -> Conversation:
-        return Conversation((Turn("user", _text(row, prompt)),), _text(row, answer))
+        return Conversation((Message("user", text_of(row, prompt)), Message("assistant", text_of(row, answer))))
 
     return convert
+
+
+def _text(row: Mapping[str, Any]) -> PlainText:
+    return PlainText(text_of(row, "text"))
 
 
 _KEYS = {
     "alpaca": ("instruction", "output"),
     "question/answer": ("question", "answer"),
     "query/response": ("query", "response"),
+    "messages": ("messages",),
+    "sharegpt": ("conversations",),
+    "text": ("text",),
 }
-FORMATS: dict[str, Callable[[Mapping[str, Any]], Conversation]] = {
+FORMATS: dict[str, Callable[[Mapping[str, Any]], Converted]] = {
     "alpaca": _alpaca,
     "question/answer": _pair("question", "answer"),
     "query/response": _pair("query", "response"),
+    "messages": chats.messages,
+    "sharegpt": chats.sharegpt,
+    "text": _text,
 }
-
-
-def _text(row: Mapping[str, Any], key: str, *, required: bool = True) -> str:
-    """Text of a field; numbers are written out, an absent optional one is empty."""
-    value = row.get(key)
-    if value is None:
-        if required:
-            raise Refused(f"no {key}")
-        return ""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return str(value)
-    if not isinstance(value, str):
-        raise Refused(f"{key} is not text")
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise Refused(f"{key} holds half a character (a lone surrogate)")
-    return value
-
-
-def _reads() -> str:
-    return f"this version reads {', '.join(FORMATS)}"

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import DataError
 from ..frozen import digest
-from ..spec import Data, Source, Split
-from .canonical import Conversation, Refused
-from .formats import check_format, detect, to_conversation
-from .read import read_rows
-from .render import Rendered, renderer
+from ..spec import Data, Split
+from .canonical import Refused, SystemRefused
+from .formats import Converted, detect, to_conversation
+from .render import Rendered, Rendering, renderer
 from .report import Report
 from .rows import Rows
-from .tokens import encode
+from .sources import Input, inputs
+from .store import Counts, Writer, stored
+from .templates import choose_template
+from .tokens import encode, tokenized
 
-_SCHEMA = 1
+_SCHEMA = 2
 """Goes up when the same input would become other tokens."""
-_CHUNK = 1000
+_CHUNK_ROWS = 1000
+_CHUNK_CHARACTERS = 1 << 22
+_AFTERWARDS = {"split", "packing", "cache"}
+"""Options that do not change what a row becomes."""
 
 
 @dataclass
@@ -36,19 +42,26 @@ class Prepared:
     report: Report
 
 
-def prepare(data: Data, tokenizer: Any) -> Prepared:
+def prepare(data: Data, tokenizer: Any, *, cache: str | Path | None = None) -> Prepared:
     """Read, render, tokenize and split.
 
-    Rows that cannot be used are counted in the report. Raises DataError when a file cannot be read or no row is usable
-    (with the table of refusals), InputError for a format that this version does not read, ModelError for a tokenizer
-    without offsets or end token.
+    Tokenized rows are kept in ``data.cache``, else in the folder ``cache``, else in a temporary file; they are mapped,
+    not loaded. ``data.chat_template`` becomes the tokenizer's. Rows that cannot be used are counted in the report.
+    Raises DataError when a file cannot be read or no row is usable (with the table of refusals), ModelError for a
+    tokenizer without offsets, end token or the template that the rows need.
     """
-    for source in (*data.train, *data.eval):
-        check_format(source.format)
+    choose_template(tokenizer, data.chat_template)
     loader = _Loader(data, tokenizer)
-    report = loader.report
-    train = loader.load(data.train)
-    train, held_out = (train, loader.load(data.eval)) if data.split is None else _split(train, data.split)
+    folder = data.cache or cache
+    store, values = stored(Path(folder) if folder else None, loader.key, loader.fill)
+    report = Report.from_dict(values)
+    report.fingerprint, report.cache_key = loader.fingerprint, loader.key
+    rows = Rows(store, fingerprint=loader.fingerprint)
+    of_train = np.flatnonzero(rows.sources < len(data.train))
+    train, held_out = rows.take(of_train), rows.take(np.flatnonzero(rows.sources >= len(data.train)))
+    if data.split is not None:
+        train, held_out = _split(train, data.split)
+    train = _weighted(train, data)
     report.train_rows, report.eval_rows = len(train), len(held_out)
     return Prepared(train, held_out, report)
 
@@ -57,52 +70,111 @@ class _Loader:
     """Reads files and counts what becomes of their rows."""
 
     def __init__(self, data: Data, tokenizer: Any) -> None:
+        self._data = data
         self._tokenizer = tokenizer
-        self._render = renderer(tokenizer)
-        self._max_length = data.max_length
-        self.report = Report(fingerprint=_fingerprint(data, tokenizer))
+        self._render = renderer(tokenizer, Rendering(data.system_policy, data.supervise_generation_prompt))
+        sources = (*data.train, *data.eval)
+        self._inputs = [one for index, source in enumerate(sources) for one in inputs(source, index)]
+        content = _content(data, tokenizer, self._inputs)
+        self.key = digest(content, [one.label for one in self._inputs])
+        """Under which tokenized rows are kept: their content, and the names that reports show."""
+        weights = [source.weight for source in data.train]
+        self.fingerprint = digest(content, data.split and data.split.model_dump(mode="json"), weights)
 
-    def load(self, sources: Sequence[Source]) -> Rows:
-        rows = Rows()
-        for source in sources:
-            conversations = self._conversations(source)
-            while chunk := list(islice(conversations, _CHUNK)):
-                self._add(rows, source.path, chunk)
-        if sources and not len(rows):
-            files = ", ".join(source.path for source in sources)
-            raise DataError(f"no usable row in {files}\n{self.report.table() or '       0  rows in the file'}")
-        return rows
+    def fill(self, writer: Writer) -> dict[str, Any]:
+        """Write all rows. Raises DataError when a part has none."""
+        report = Report()
+        for first, sources in ((0, self._data.train), (len(self._data.train), self._data.eval)):
+            part = [one for one in self._inputs if first <= one.source < first + len(sources)]
+            usable = sum(self._load(one, writer, report) for one in part)
+            if part and not usable:
+                files = ", ".join(one.label for one in part)
+                raise DataError(f"no usable row in {files}\n{report.table() or '       0  rows in the file'}")
+        if report.system_refused:
+            raise DataError(
+                f"the chat template refuses system turns\n{report.table()}",
+                hint="set data.system_policy to fold, or remove these turns",
+            )
+        return report.to_dict()
 
-    def _conversations(self, source: Source) -> Iterator[tuple[int, Conversation]]:
+    def _load(self, one: Input, writer: Writer, report: Report) -> int:
+        """Tokenize in a thread while the next chunk is read and rendered; both happen in the order of the file."""
+        usable, waiting = 0, None
+        with ThreadPoolExecutor(1) as thread:
+            for chunk in self._chunks(one, report):
+                encodings = thread.submit(tokenized, self._tokenizer, [rendered for _, rendered in chunk])
+                if waiting is not None:
+                    usable += self._add(one, *waiting, writer, report)
+                waiting = chunk, encodings
+            if waiting is not None:
+                usable += self._add(one, *waiting, writer, report)
+        return usable
+
+    def _chunks(self, one: Input, report: Report) -> Iterator[list[tuple[int, Rendered]]]:
+        chunk: list[tuple[int, Rendered]] = []
+        characters = 0
+        for line, rendered in self._rendered(one, report):
+            chunk.append((line, rendered))
+            characters += len(rendered.text)
+            if len(chunk) == _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
+                yield chunk
+                chunk, characters = [], 0
+        if chunk:
+            yield chunk
+
+    def _rendered(self, one: Input, report: Report) -> Iterator[tuple[int, Rendered]]:
         """Usable rows of one file with their lines; the others go into the report."""
-        known: str | None = None if source.format == "auto" else source.format
-        for line, row in read_rows(source.path):
-            self.report.rows += 1
+        for line, conversation in self._conversations(one, report):
+            try:
+                rendered = self._render(conversation)
+            except Refused as refused:
+                report.system_refused += isinstance(refused, SystemRefused)
+                report.refuse(one.label, line, refused.rule)
+                continue
+            report.context_turns += rendered.context_turns
+            yield line, rendered
+
+    def _conversations(self, one: Input, report: Report) -> Iterator[tuple[int, Converted]]:
+        known: str | None = None if one.format == "auto" else one.format
+        for line, row in one.rows():
+            report.rows += 1
             try:
                 if isinstance(row, Refused):
                     raise row
                 name = known or detect(row)
                 conversation = to_conversation(row, name)
             except Refused as refused:
-                self.report.refuse(source.path, line, refused.rule)
+                report.refuse(one.label, line, refused.rule)
                 continue
-            known = self.report.formats[source.path] = name
+            known = report.formats[one.label] = name
             yield line, conversation
 
-    def _add(self, rows: Rows, file: str, chunk: Sequence[tuple[int, Conversation]]) -> None:
-        rendered: list[tuple[int, Conversation, Rendered]] = []
-        for line, conversation in chunk:
-            try:
-                rendered.append((line, conversation, self._render(conversation)))
-            except Refused as refused:
-                self.report.refuse(file, line, refused.rule)
-        encoded = encode(self._tokenizer, [text for _, _, text in rendered], self._max_length)
-        for (line, conversation, text), tokens in zip(rendered, encoded, strict=True):
+    def _add(
+        self,
+        one: Input,
+        chunk: Sequence[tuple[int, Rendered]],
+        encodings: Future[list[Any]],
+        writer: Writer,
+        report: Report,
+    ) -> int:
+        limit = self._data.max_length
+        rows = [rendered for _, rendered in chunk]
+        kept = []
+        for (line, rendered), tokens in zip(
+            chunk, encode(self._tokenizer, rows, encodings.result(), limit), strict=True
+        ):
             if tokens.supervised:
-                rows.append(tokens.ids, tokens.answer_start, text.prompt, conversation.answer)
-                self.report.count(len(tokens.ids), tokens.supervised, truncated=tokens.truncated)
+                kept.append((rendered, tokens))
+                report.count(len(tokens.ids), tokens.supervised, truncated=tokens.truncated)
             else:
-                self.report.refuse(file, line, f"nothing of the answer is within max_length {self._max_length}")
+                report.refuse(one.label, line, f"nothing of the answer is within max_length {limit}")
+        writer.write(
+            [tokens.ids for _, tokens in kept],
+            [tokens.spans for _, tokens in kept],
+            [(rendered.prompt, rendered.answer) for rendered, _ in kept],
+            one.source,
+        )
+        return len(kept)
 
 
 def _split(rows: Rows, split: Split) -> tuple[Rows, Rows]:
@@ -116,25 +188,27 @@ def _split(rows: Rows, split: Split) -> tuple[Rows, Rows]:
     return rows.take(sorted(order[held_out : held_out + trained])), rows.take(sorted(order[:held_out]))
 
 
-def _fingerprint(data: Data, tokenizer: Any) -> str:
-    options = data.model_dump(mode="json", exclude={"train": {"__all__": {"path"}}, "eval": {"__all__": {"path"}}})
-    files = [_hash(source.path) for source in (*data.train, *data.eval)]
+def _weighted(rows: Rows, data: Data) -> Rows:
+    """Every row as many times as its source's weight says, the fraction drawn."""
+    if all(source.weight == 1 for source in data.train):
+        return rows
+    chosen: list[Counts] = []
+    for number, source in enumerate(data.train):
+        own = np.flatnonzero(rows.sources == number)
+        whole, wanted = int(source.weight), round(source.weight * len(own))
+        drawn = random.Random(f"{number}/{len(own)}").sample(own.tolist(), min(len(own), wanted - whole * len(own)))
+        chosen += [own] * whole + [np.asarray(sorted(drawn), np.int64)]
+    return rows.take(np.concatenate(chosen))
+
+
+def _content(data: Data, tokenizer: Any, files: Sequence[Input]) -> str:
+    """Digest of all that decides which tokens the rows become."""
+    without_names = {"__all__": {"path", "weight"}}
+    options = data.model_dump(
+        mode="json", exclude={**dict.fromkeys(_AFTERWARDS, True), "train": without_names, "eval": without_names}
+    )
     vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())
     for setting_of_a_call in ("padding", "truncation"):
         vocabulary.pop(setting_of_a_call, None)
-    return digest(_SCHEMA, options, files, vocabulary, tokenizer.chat_template, tokenizer.eos_token)
-
-
-def _hash(path: str) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            return _sha256(file)
-    except OSError:
-        return ""  # reading the rows will say what is wrong with the file
-
-
-def _sha256(file: Any) -> str:
-    sha = hashlib.sha256()
-    while block := file.read(1 << 20):
-        sha.update(block)
-    return sha.hexdigest()
+    contents = [one.digest() for one in files]
+    return digest(_SCHEMA, options, contents, vocabulary, tokenizer.chat_template, tokenizer.eos_token)

@@ -21,7 +21,9 @@ from ..errors import DataError
 from .canonical import Refused
 
 _SNIFF = 4096
+_BLOCK = 1 << 20
 _BLANK = b" \t\r\n"
+_SPACE = " \t\r\n"
 _OTHER_ENCODINGS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -44,7 +46,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Row]]:
         with path.open("rb") as file:
             yield from _rows(file, path)
     except FileNotFoundError as error:
-        hint = "relative paths in a job file start at the folder of the job file"
+        hint = "relative paths in a job file start at its folder; a data set of the hub is hf://owner/name"
         raise DataError(f"{path}: no such data file", hint=hint) from error
     except IsADirectoryError as error:
         raise DataError(f"{path}: is a folder", hint="name the files in it one by one") from error
@@ -61,7 +63,7 @@ def _rows(file: BinaryIO, path: Path) -> Iterator[tuple[int, Row]]:
         _check_encoding(start, path)
         text.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
         if start.removeprefix(codecs.BOM_UTF8).lstrip(_BLANK).startswith(b"["):
-            yield from _array(text.read(), path)
+            yield from _array(text, path)
         else:
             yield from _lines(text)
 
@@ -108,31 +110,68 @@ def _as_row(value: Any) -> Row:
     return value if isinstance(value, dict) else Refused("not a JSON object")
 
 
-def _array(content: bytes, path: Path) -> Iterator[tuple[int, Row]]:
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}:{line}: not UTF-8", hint="save the file as UTF-8") from error
-    decoder, at, line, counted = json.JSONDecoder(), text.index("[") + 1, 1, 0
+def _array(file: BinaryIO, path: Path) -> Iterator[tuple[int, Row]]:
+    """Items of an array, read block by block: a file of any size is in memory one row at a time."""
+    text = _Text(file, path)
+    text.skip(_SPACE)
+    text.at += 1
     while True:
-        at = _skip(text, at, ", \t\r\n")
-        line, counted = line + text.count("\n", counted, at), at
-        if text.startswith("]", at):
-            if text[at + 1 :].strip():
-                raise DataError(f"{path}:{line}: there is more after the array")
+        text.skip(", " + _SPACE)
+        if text.buffer.startswith("]", text.at):
+            text.at += 1
+            if not text.skip(_SPACE):
+                raise DataError(f"{path}:{text.line}: there is more after the array")
             return
+        line = text.line
+        yield line, _as_row(text.value())
+
+
+class _Text:
+    """A window on the text of a file, from ``at`` on."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self.buffer, self.at, self.line = "", 0, 1
+        self._file, self._path = file, path
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self._json = json.JSONDecoder()
+        self._ended = False
+
+    def skip(self, characters: str) -> bool:
+        """Move to the next other character; true if there is none."""
+        while True:
+            while self.at < len(self.buffer) and self.buffer[self.at] in characters:
+                self.line += self.buffer[self.at] == "\n"
+                self.at += 1
+            if self.at < len(self.buffer) or not self._more(_BLOCK):
+                return self.at >= len(self.buffer)
+
+    def value(self) -> Any:
+        """The JSON value that begins here. Raises DataError when there is none."""
+        size = _BLOCK
+        while True:
+            try:
+                value, end = self._json.raw_decode(self.buffer, self.at)
+                if end < len(self.buffer) or self._ended:
+                    self.line += self.buffer.count("\n", self.at, end)
+                    self.at = end
+                    return value
+            except (ValueError, RecursionError) as error:
+                if self._ended:
+                    raise DataError(f"{self._path}:{self.line}: not valid JSON from here on: {error}") from error
+            self._more(size)
+            size *= 2
+
+    def _more(self, size: int) -> bool:
+        block = self._file.read(size)
+        self._ended = not block
         try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}:{line}: not valid JSON from here on: {error}") from error
-        yield line, _as_row(value)
-
-
-def _skip(text: str, at: int, characters: str) -> int:
-    while at < len(text) and text[at] in characters:
-        at += 1
-    return at
+            text = self._utf8.decode(block, final=self._ended)
+        except UnicodeDecodeError as error:
+            known = self.line + self.buffer.count("\n", self.at)
+            line = known + error.object[: error.start].count(b"\n")
+            raise DataError(f"{self._path}:{line}: not UTF-8", hint="save the file as UTF-8") from error
+        self.buffer, self.at = self.buffer[self.at :] + text, 0
+        return not self._ended
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Row]]:
@@ -141,4 +180,11 @@ def _parquet(path: Path) -> Iterator[tuple[int, Row]]:
         for batch in file.iter_batches():
             for row in batch.to_pylist():
                 number += 1
-                yield number, _as_row(row)
+                yield number, _as_row(_without_nulls(row))
+
+
+def _without_nulls(value: Any) -> Any:
+    """Without the keys that a column's common type gives to rows that lack them."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 _SHOWN = 3
@@ -34,10 +35,18 @@ class Report:
     supervised_tokens: int = 0
     longest: int = 0
     """Tokens of the longest row."""
+    context_turns: int = 0
+    """Assistant turns without loss, because the chat template writes them otherwise once more turns follow."""
+    system_refused: int = 0
+    """Rows refused for their system turn."""
     packed: bool = False
     """Whether rows share sequences."""
+    packing_refused: str = ""
+    """Why rows do not share sequences although they might."""
     fingerprint: str = ""
     """Changes with any content of the files, the tokenizer, its template and the options of the section data."""
+    cache_key: str = ""
+    """Name of the folder in the cache that holds the rows."""
     refusals: list[Refusal] = field(default_factory=list)
 
     @property
@@ -69,6 +78,13 @@ class Report:
             f"{', ...' if entry.count > len(entry.lines) else ''})"
             for entry in sorted(self.refusals, key=lambda entry: -entry.count)
         )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Report:
+        """The report that `to_dict` gave."""
+        known = {entry.name for entry in fields(cls)}
+        given = {key: value for key, value in values.items() if key in known}
+        return cls(**{**given, "refusals": [Refusal(**refusal) for refusal in values["refusals"]]})
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values."""

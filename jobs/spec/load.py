@@ -54,17 +54,26 @@ def _resolve_paths(document: Document, folder: Path) -> None:
             continue
         from_file = document.line(location) > 0 or location == ("output", "dir")
         resolved = (folder if from_file else Path.cwd()) / Path(value).expanduser()
-        if location == ("model", "path") and not resolved.exists() and _reads_like_a_hub_id(value):
+        if not resolved.exists() and _stays(location, value, resolved):
             continue
         document.set(location, str(resolved))
 
 
 def _path_locations(document: Document) -> Iterator[Location]:
-    yield from (("model", "path"), ("plan", "nvme"), ("output", "dir"))
+    yield from (("model", "path"), ("plan", "nvme"), ("output", "dir"), ("data", "cache"), ("data", "chat_template"))
     for part in ("train", "eval"):
         sources = document.get(("data", part))
         for index in range(len(sources) if isinstance(sources, list) else 0):
             yield ("data", part, index, "path")
+
+
+def _stays(location: Location, value: str, resolved: Path) -> bool:
+    """Whether a text that names no file means something else."""
+    if location == ("data", "chat_template"):
+        return "/" not in value and "." not in value
+    if location[0] == "data" and location[-1] == "path":
+        return value.startswith("hf://")
+    return location == ("model", "path") and _reads_like_a_hub_id(value)
 
 
 def _reads_like_a_hub_id(value: str) -> bool:

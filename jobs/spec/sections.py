@@ -35,12 +35,20 @@ class Model(Section):
 
 
 class Source(Section):
-    """One file of rows."""
+    """Rows of one kind."""
 
     path: Text
-    """JSON array, JSON lines (either may be gzipped) or parquet file."""
+    """JSON array, JSON lines (either may be gzipped) or parquet file, a folder of them, or hf:// and a hub id."""
     format: Literal["auto", "alpaca", "question/answer", "query/response", "sharegpt", "messages", "text"] = "auto"
     """Keys of a row; auto tells it from the first row that fits a known format."""
+    name: Text | None = None
+    """Entry of the dataset_info.json that path is or holds; for a hub id, its configuration."""
+    part: Text = "train"
+    """Which part of a data set on the hub is read."""
+    columns: Annotated[dict[str, str], Field(strict=False)] = {}
+    """Keys that a format expects, each with the key that stands for it in the rows."""
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Times that each training row is used in an epoch; a fraction uses as many rows as it says, drawn by the seed."""
 
 
 class Split(Section):
@@ -85,10 +93,19 @@ class Data(Section):
     """Shares of the training files' rows; 0.7 and 0.3 unless eval names files, then all rows are trained on."""
     max_length: Annotated[int, Field(ge=2)] = 1024
     """Tokens of the longest row; longer ones are cut there and counted."""
-    packing: bool = True
-    """Allows several rows in one sequence where the model keeps them apart; this version keeps one row a sequence."""
+    packing: bool | Literal["required"] = True
+    """Puts several rows into one sequence where a check shows that the model keeps them apart, else rows of like length
+    into a batch; required refuses a model that fails the check."""
     loss_on: Literal["assistant"] = "assistant"
     """Whose tokens carry the loss."""
+    supervise_generation_prompt: bool = False
+    """Whether what the chat template puts before an answer, and inference supplies, carries the loss too."""
+    chat_template: Text | None = None
+    """Template by name (chatml, alpaca, vicuna) or a file with one; null takes the tokenizer's own."""
+    system_policy: Literal["fold", "error"] = "fold"
+    """What becomes of a system turn that the template refuses: part of the first user turn, or the job is refused."""
+    cache: Text | None = None
+    """Folder where tokenized rows are kept under the digest of all they depend on; null keeps them with the run."""
 
     @model_validator(mode="before")
     @classmethod
@@ -115,10 +132,15 @@ class Train(Section):
     """Rows of one optimizer step; auto searches the size with the highest throughput."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-5
     """Highest learning rate."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up: to zero along a half cosine or a line, or not at all."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """How the learning rate falls after the warm-up: to zero along a half cosine or a line, not at all, or (wsd) along
+    a line at the end only."""
     warmup: Annotated[float, Field(ge=0)] = 0.03
     """Steps of linear warm-up: below 1 a share of all steps, from 1 a number of steps."""
+    decay: Annotated[float, Field(ge=0)] = 0.1
+    """Steps of decay at the end of wsd: below 1 a share of all steps, from 1 a number of steps."""
+    patience: Count | None = None
+    """Evaluations of the loss in a row without a lower one after which training ends; null never ends it early."""
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
@@ -127,15 +149,23 @@ class Train(Section):
     """Seed of row order, dropout and everything else that is drawn."""
 
     @model_validator(mode="after")
-    def _whole_warmup(self) -> Train:
-        if self.warmup >= 1 and not float(self.warmup).is_integer():
-            raise ValueError(f"warmup {self.warmup:g} is neither a share below 1 nor a whole number of steps")
+    def _whole_steps(self) -> Train:
+        for name, value in (("warmup", self.warmup), ("decay", self.decay)):
+            if value >= 1 and not float(value).is_integer():
+                raise ValueError(f"{name} {value:g} is neither a share below 1 nor a whole number of steps")
         return self
 
     def warmup_steps(self, total_steps: int) -> int:
         """Steps of warm-up in a run of ``total_steps``, at most all of them."""
-        steps = self.warmup if self.warmup >= 1 else math.ceil(self.warmup * total_steps)
-        return min(int(steps), total_steps)
+        return _steps(self.warmup, total_steps)
+
+    def decay_steps(self, total_steps: int) -> int:
+        """Steps of decay of the schedule wsd, at most those after the warm-up."""
+        return min(_steps(self.decay, total_steps), total_steps - self.warmup_steps(total_steps))
+
+
+def _steps(amount: float, total_steps: int) -> int:
+    return min(int(amount if amount >= 1 else math.ceil(amount * total_steps)), total_steps)
 
 
 class Optimizer(Section):

@@ -17,7 +17,7 @@ from rich.markup import escape
 from ...jobs.errors import LazytrainError
 from ..logs import quiet_libraries, write_trace
 from ..settings import Settings
-from . import demo, doctor, plan, profile, simulate, train, tune
+from . import data, demo, doctor, plan, profile, simulate, train, tune
 
 app = typer.Typer(
     name="lazytrain",
@@ -38,6 +38,7 @@ for _name, _module in {
     "doctor": doctor,
 }.items():
     app.command(_name, epilog=_module.EPILOG)(_module.command)
+app.add_typer(data.app, name="data")
 
 
 def _print_version(asked: bool) -> None:

@@ -38,7 +38,7 @@ class Job:
     def open(cls, spec: JobSpec, device: str, settings: Settings) -> Job:
         """Read the data and measure this machine. Raises the typed errors of what is wrong with either."""
         kind, base = device_kind(device)
-        data = prepare(spec.data, _tokenizer(spec))
+        data = prepare(spec.data, load_tokenizer(spec))
         nvme = Path(spec.plan.nvme) if spec.plan.nvme else settings.nvme_dir
         if nvme is not None:
             nvme.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ class Job:
     @property
     def length(self) -> int:
         """Tokens of the longest training row."""
-        return max(map(len, self.data.train.input_ids))
+        return self.data.train.longest
 
     @property
     def largest_batch(self) -> int:
@@ -82,7 +82,8 @@ class Job:
         return predicted_batch(lambda rows: plan_batch(rows)[1], low=1, high=self.largest_batch)
 
 
-def _tokenizer(spec: JobSpec) -> Any:
+def load_tokenizer(spec: JobSpec) -> Any:
+    """The tokenizer of the job's model. Raises ModelError when there is none."""
     try:
         return AutoTokenizer.from_pretrained(spec.model.path, trust_remote_code=spec.model.trust_remote_code)
     except (OSError, ValueError) as error:

@@ -128,7 +128,7 @@ class _Demo:
         reporter.stage("writing model, tokenizer and rows")
         self.spec = load_spec(write_inputs(self.folder, seed), overrides)
         self.data = prepare(self.spec.data, AutoTokenizer.from_pretrained(self.spec.model.path))
-        self.length = max(map(len, self.data.train.input_ids))
+        self.length = self.data.train.longest
         self.model = find_model(self.spec.model.path)
 
     def run(self, cluster: Cluster, run_search: RunSearch, settings: Settings) -> Outcome:

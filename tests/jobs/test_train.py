@@ -253,3 +253,27 @@ def test_real_files_train_and_the_loss_falls(file, job):
     assert len(losses) == result.steps > 10
     assert all(math.isfinite(loss) for loss in losses)
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+def test_packing_changes_the_sequences_and_not_what_is_learned(job):
+    """Every step takes all rows; one of them is long, so that padding to it wastes most of a batch."""
+    rows = [{"query": f"add {a} and {b}", "response": f"The answer is : {a + b}"} for a in range(10) for b in range(6)]
+    rows.append({"query": "add 1 and 1 " * 4, "response": "The answer is : 2"})
+    (job.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    losses, memory = {}, {}
+    for packing in ("required", "false"):
+        changes = [f"data.packing={packing}", "data.split={train: 1.0}", "train.batch=61", "train.epochs=4"]
+        spec = load_spec(job, [f"output.dir={job.parent / packing}", *changes])
+        result = train(spec, device=Emulated(memory_bytes=1 << 28, h2d_bytes_s=1e9))
+        metrics = [m for m in read_metrics(job.parent / packing / "metrics.jsonl") if "loss" in m]
+        losses[packing], memory[packing] = [m["loss"] for m in metrics], result.peak_gpu_bytes
+    assert losses["required"] == pytest.approx(losses["false"], rel=1e-5)
+    assert losses["required"][0] == pytest.approx(losses["false"][0], rel=1e-6)
+    assert memory["required"] < memory["false"]
+
+
+def test_packing_is_refused_where_rows_would_see_each_other(job, monkeypatch):
+    monkeypatch.setattr("lazytrain.jobs.train.packing_problem", lambda _: "a running state")
+    with pytest.raises(InputError, match="cannot be packed: a running state"):
+        train(load_spec(job, ["data.packing=required"]), device="cpu")
+    assert train(load_spec(job, ["train.max_steps=1", "data.split={train: 1.0}"]), device="cpu").status == "done"

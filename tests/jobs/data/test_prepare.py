@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lazytrain.jobs.data import Rows, prepare
-from lazytrain.jobs.errors import DataError, InputError, ModelError
+from lazytrain.jobs.errors import DataError, ModelError
 from lazytrain.jobs.spec import Data
 
 PAIR = {"query": "1+1?", "response": "It is 2"}
@@ -51,15 +51,6 @@ class TestFormats:
         report = load(write_rows({"x": 1}, {"question": "", "answer": "a"}, PAIR)).report
         assert list(report.formats.values()) == ["query/response"]
         assert report.refused == 2
-
-    @pytest.mark.parametrize("name", ["sharegpt", "messages", "text"])
-    def test_later_formats_say_what_is_read_now(self, load, write_rows, name: str) -> None:
-        with pytest.raises(InputError, match="alpaca, question/answer, query/response"):
-            load(write_rows(PAIR), format=name)
-
-    def test_later_formats_are_recognised(self, load, write_rows) -> None:
-        with pytest.raises(DataError, match="looks like the format messages"):
-            load(write_rows({"messages": []}))
 
 
 class TestRefusals:

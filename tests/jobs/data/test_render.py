@@ -80,12 +80,6 @@ class TestChatTemplates:
         with pytest.raises(InputError, match=words):
             load(write_rows(PAIR), tokenizer=make_tokenizer(template=template))
 
-    def test_only_rows_with_a_system_turn(self, load, write_rows, make_tokenizer) -> None:
-        picky = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
-        tokenizer = make_tokenizer(specials=("<|im_start|>", "<|im_end|>"), template=picky)
-        report = load(write_rows({**ROW, "system": ""}, ROW), tokenizer=tokenizer).report
-        assert (report.train_rows, report.refusals[0].lines) == (1, [2])
-
 
 class TestBeginAndEnd:
     def test_a_template_that_prints_it_and_a_tokenizer_that_adds_it(self, load, write_rows, make_tokenizer) -> None:
