@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 LOGIT_CHUNK_ELEMENTS = 2**26
 """Most logits (tokens x vocabulary) that exist at once: 256 MiB in float32."""
@@ -27,8 +27,8 @@ class _GivenStates(nn.Module):
         super().__init__()
         self.states = states
 
-    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.states)
+    def forward(self, *args: Any, **kwargs: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=self.states)  # has what the heads of all families pass on
 
 
 class Logits:
