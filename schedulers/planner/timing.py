@@ -5,7 +5,8 @@ operation that is not chosen lasts zero: one variable for the end of each operat
 waits for. Order and waits are those of `jobs.policy.lowering`; times are in units of the problem's horizon.
 
 Before the backward of layer e - 1 there is room for the recomputes of the longest block that may end at boundary e; a
-shorter block leaves the first of them empty. What a load waits for depends on the block (`ring`): the later the wait,
+shorter block leaves the first of them empty. That makes many operations, so there is a ``relaxed`` form that takes the
+recomputes of a block as one and never says more than the step time: for bounds, and for first answers. What a load waits for depends on the block (`ring`): the later the wait,
 the longer the block, so each wait is switched on by the edges that are at least that long.
 """
 
@@ -49,8 +50,8 @@ class _Micro:
 class Timing:
     """Adds the times of ``choices`` to its model; ``step`` is the step time over the horizon."""
 
-    def __init__(self, choices: Choices) -> None:
-        self.choices, self.problem = choices, choices.problem
+    def __init__(self, choices: Choices, *, relaxed: bool = False) -> None:
+        self.choices, self.problem, self.relaxed = choices, choices.problem, relaxed
         self.model, self.facts, self.profile = choices.model, choices.facts, choices.problem.profile
         self.scale = 1 / self.problem.horizon_s
         self.units, self.first, self.layers = self.facts.units, len(self.facts.before), len(self.facts.layers)
@@ -227,7 +228,9 @@ class Timing:
     def _add_layer_backward(self, micro: _Micro, i: int, copies: list[Term]) -> None:
         """The recomputes of a block that ends after layer ``i``, and its backward."""
         end, choices = i + 1, self.choices
-        for start in range(max(0, end - self.problem.longest_block), i):
+        if self.relaxed:
+            self._add_block_at_once(micro, end)
+        for start in () if self.relaxed else range(max(0, end - self.problem.longest_block), i):
             self._add_fetch(micro, start, end)
             exists = mathopt.fast_sum(choices.chosen[e] for e in choices.arriving[end] if e[0] <= start)
             seconds = self._forward(self.facts.layers[start]) + self.profile.operation_overhead_s * self.scale
@@ -242,6 +245,29 @@ class Timing:
         forwards = REFORWARD["none"] + BACKWARD_FORWARDS - spared
         end_i = self._compute(forwards, self.facts.layers[i], self.last["h2d"], *copies)
         micro.uses[Use("backward", i)] = end_i
+
+    def _add_block_at_once(self, micro: _Micro, end: int) -> None:
+        """The recomputes of a block as one, and all that they load as one; neither waits for the other.
+
+        Every policy is at least as slow as this says.
+        """
+        compute: list[Term] = []
+        bytes_in: list[Term] = []
+        for edge in self.choices.arriving[end]:
+            accesses = [access for access in self.blocks[edge] if access.use.kind == "recompute"]
+            if accesses:
+                layers = [self.facts.layers[access.use.layer] for access in accesses]
+                seconds = sum(self._forward(layer) + self.profile.operation_overhead_s * self.scale for layer in layers)
+                loads = sum(a.loads * layer.weight_bytes for a, layer in zip(accesses, layers, strict=True))
+                compute.append(seconds * self.choices.chosen[edge])
+                bytes_in.append(loads * self.choices.chosen[edge])
+                if self.choices.has_away:
+                    bytes_in.append(self.choices.sizes[edge[0]] * self.choices.edges[edge][1])
+        if compute:
+            held = self.ring.held(end)[0]
+            seconds = mathopt.fast_sum(bytes_in) * self._per_byte(self.profile.h2d_bytes_s)
+            self._on("h2d", seconds, *([micro.uses[held]] if held is not None and not self.ring.resident else []))
+            self._on("compute", mathopt.fast_sum(compute))
 
     def _add_fetch(self, micro: _Micro, layer: int, end: int) -> None:
         """All that comes to the GPU before ``layer`` first runs in the block that ends at ``end``."""
@@ -300,7 +326,7 @@ class Timing:
         load = self._on("h2d", seconds, *([micro.uses[held[0]]] if held[0] is not None else []))
         ranked = sorted(waits, key=lambda use: order.get(use, len(held)))
         for rank, use in enumerate(ranked):
-            if use is not None and use != held[0]:
+            if use is not None and use != held[0] and use in micro.uses:
                 later = mathopt.fast_sum(choices.chosen[edge] for one in ranked[rank:] for edge in waits[one])
                 self._wait(load, seconds, micro.uses[use], later)
 
