@@ -12,12 +12,19 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 LOGIT_CHUNK_ELEMENTS = 2**26
 """Most logits (tokens x vocabulary) that exist at once: 256 MiB in float32."""
 IGNORED = -100
 """Label of a position that has no loss, as in torch.nn.functional.cross_entropy."""
+
+
+class _States(BaseModelOutputWithPastAndCrossAttentions):
+    """Hidden states, and nothing of what the heads of models with experts pass on."""
+
+    router_logits = None
+    cache = None
 
 
 class _GivenStates(nn.Module):
@@ -27,8 +34,8 @@ class _GivenStates(nn.Module):
         super().__init__()
         self.states = states
 
-    def forward(self, *args: Any, **kwargs: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=self.states)  # has what the heads of all families pass on
+    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+        return _States(last_hidden_state=self.states)
 
 
 class Logits:
