@@ -25,7 +25,7 @@ from .exact import solve_exact
 from .search import NoScheduleError, OutOfTimeError, Question, find
 
 FIRST: Final = Shape(weight_slots=2, staging_slots=3)
-OTHERS: Final = (Shape(2, 2), Shape(3, 3), Shape(2, 1))
+OTHERS: Final = (Shape(2, 2), Shape(2, 1))
 SLOTS: Final = tuple((weights, staging) for weights in (2, 3, 4) for staging in (1, 2, 3))
 WORTH: Final = 0.004
 """Share of the step time by which another shape must be faster to be looked for."""
@@ -37,7 +37,7 @@ PAPER_SECONDS: Final = 2.0
 """Time for the paper's plan, which is a candidate too."""
 TRIES: Final = 4
 """How often one shape is solved again with less memory before it is given up."""
-LONGEST_THOUGHT_S: Final = 6.0
+LONGEST_THOUGHT_S: Final = 8.0
 """Seconds in the solver after which no other shape is begun."""
 MOST_MICRO_BATCHES: Final = 2
 """Micro-batches whose timing the solver sees all of; of more it sees one, and simulation does the rest."""
@@ -161,11 +161,11 @@ def search_full(question: Question) -> Search:
     blocks = question.longest_block if search.best.policy.count_homes()["recompute"] else 1
     if blocks > 1:
         search.solve(FIRST, longest_block=blocks, faster_by=0.0, seconds=search.seconds_left() * 0.3, relaxed=True)
-    search.solve(FIRST, longest_block=blocks, faster_by=0.0, seconds=search.seconds_left() * 0.4)
+    search.solve(FIRST, longest_block=blocks, faster_by=0.0, seconds=search.seconds_left() * 0.35)
     search.try_neighbours()
     for shape in (shape_of(search.best.policy), *OTHERS):
         if shape not in search.solved and search.seconds_left() > 0:
-            search.solve(shape, longest_block=blocks, faster_by=WORTH, seconds=search.seconds_left() * 0.3)
+            search.solve(shape, longest_block=blocks, faster_by=WORTH, seconds=search.seconds_left() * 0.15)
     search.try_neighbours()
     _prove(search)
     return search
