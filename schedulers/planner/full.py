@@ -27,6 +27,8 @@ from .search import NoScheduleError, OutOfTimeError, Question, find
 FIRST: Final = Shape(weight_slots=2, staging_slots=3)
 OTHERS: Final = (Shape(2, 2), Shape(2, 1))
 SLOTS: Final = tuple((weights, staging) for weights in (2, 3, 4) for staging in (1, 2, 3))
+RESIDENT: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+"""Numbers of resident layers that are tried."""
 WORTH: Final = 0.004
 """Share of the step time by which another shape must be faster to be looked for."""
 GAP: Final = 0.004
@@ -137,8 +139,7 @@ class Search:
         for policy in self._other_slots(self.best.policy):
             self.offer(policy)
         for policy in self._more_resident(self.best.policy):
-            if not self.offer(policy) or self.seconds_left() <= 0:
-                break
+            self.offer(policy)
 
     def _other_slots(self, policy: Policy) -> Iterator[Policy]:
         for weights, staging in SLOTS:
@@ -148,7 +149,7 @@ class Search:
     def _more_resident(self, policy: Policy) -> Iterator[Policy]:
         """Evenly spread sets of resident layers, growing."""
         count = len(policy.layers)
-        for number in range(1, count + 1):
+        for number in (n for n in RESIDENT if n <= count):
             chosen = {round((k + 0.5) * count / number - 0.5) for k in range(number)}
             layers = tuple(layer.model_copy(update={"resident": layer.index in chosen}) for layer in policy.layers)
             yield policy.model_copy(update={"layers": layers})

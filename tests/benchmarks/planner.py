@@ -28,6 +28,7 @@ from typing import Any
 
 from facts import facts
 from lazytrain.jobs.errors import ProgramError
+from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import hardware
 from lazytrain.schedulers.planner import Instance, Plan, Solution, plan, price, solve
 
@@ -48,6 +49,7 @@ MACHINES: dict[str, tuple[str, float, tuple[int, int]]] = {
 TIERS = (("64GiB", 0), ("320GiB", "1TB"), ("2TiB", 0))
 """Host memory and NVMe."""
 QUICK_CASES = 8
+SOLVE_SECONDS = 3.0
 
 
 def measure(instance: Instance, backend: str, repeats: int) -> tuple[Solution, float]:
@@ -103,8 +105,12 @@ def full_case(case: dict[str, Any]) -> dict[str, Any]:
     """One case of the grid with the full plan and what the rules take."""
     gpu, link, _ = MACHINES[case["machine"]]
     profile = hardware(gpu, h2d_gbps=link, d2h_gbps=link, host_memory=case["host"], nvme=case["nvme"])
+    known = facts(case["model"], case["batch"])
+    state = sum(state_bytes(known).values())
+    if state > profile.host_memory_bytes:
+        return {**case, "feasible": False, "short": {"host_memory": state - profile.host_memory_bytes}}
     begun = time.perf_counter()
-    answer = plan(facts(case["model"], case["batch"]), profile)
+    answer = plan(known, profile, solve_seconds=SOLVE_SECONDS)
     return {**case, "wall_s": round(time.perf_counter() - begun, 3), **full_answer(answer)}
 
 
@@ -140,6 +146,7 @@ def full_summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
     names = ("model", "machine", "batch", "host", "nvme", "gap", "seconds")
     return {
         "cases": len(cases),
+        "solve_seconds": SOLVE_SECONDS,
         "planned": len(done),
         "worse_than_a_rule": len(worse),
         "worse": [{name: case[name] for name in names} for case in worse],
