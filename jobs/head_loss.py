@@ -20,7 +20,7 @@ IGNORED = -100
 """Label of a position that has no loss, as in torch.nn.functional.cross_entropy."""
 
 
-class _States(BaseModelOutputWithPastAndCrossAttentions):
+class _States(BaseModelOutputWithPastAndCrossAttentions):  # type: ignore[misc]  # its base is untyped
     """Hidden states, and nothing of what the heads of models with experts pass on."""
 
     router_logits = None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..jobs.errors import DoesNotFit, InputError
+from ..jobs.errors import DoesNotFit, InputError, OutOfTime
 from ..jobs.model_facts import ModelFacts
 from .hardware import HardwareProfile
 from .planner import Plan, plan
@@ -44,7 +44,7 @@ class BestBatch:
 
     @property
     def largest(self) -> Tried:
-        """The largest micro-batch that fits."""
+        """The largest micro-batch that was found to fit."""
         return max((t for t in self.tried if t.answer.feasible), key=lambda t: t.micro_batch)
 
     @property
@@ -112,11 +112,18 @@ def _plan(
     options: dict[str, Any],
 ) -> Tried:
     accumulation = (global_batch or batch) // batch
-    return Tried(batch, accumulation, plan(facts_of(batch), profile, accumulation=accumulation, **options))
+    try:
+        answer = plan(facts_of(batch), profile, accumulation=accumulation, **options)
+    except OutOfTime:
+        answer = Plan(feasible=False)  # at the very edge of what fits: not worth more time
+    return Tried(batch, accumulation, answer)
 
 
 def _largest(batches: list[int], attempt: Callable[[int], Tried]) -> int:
-    """The largest batch that fits: doubling, then bisection. More rows never fit where fewer do not."""
+    """The largest batch that fits, to within a sixteenth: doubling, then bisection.
+
+    More rows never fit where fewer do not.
+    """
     first = attempt(batches[0])
     if not first.answer.feasible:
         raise DoesNotFit(
@@ -159,5 +166,3 @@ def _refine(batches: list[int], known: dict[int, Tried], attempt: Callable[[int]
 def _kept(tried: Tried) -> int:
     policy = tried.answer.policy
     return sum(layer.internals != "none" for layer in policy.layers) if policy else 0
-
-

@@ -56,9 +56,7 @@ class Choices:
         self.host_room, self.nvme_room = self._rooms()
         self.has_away = max(self.host_room, self.nvme_room) >= min(self.sizes)
         self._add_edges()
-        self.nvme = [
-            model.add_binary_variable() if self.nvme_room >= self.sizes[i] else None for i in self.layers
-        ]
+        self.nvme = [model.add_binary_variable() if self.nvme_room >= self.sizes[i] else None for i in self.layers]
         self.kept: dict[tuple[int, Kept, Literal["gpu", "host"]], Any] = {}
         self._add_kept()
         self._add_path()
@@ -106,8 +104,9 @@ class Choices:
             constrain(arriving == self.on_gpu[i] + self.away[i])
         constrain(mathopt.fast_sum(self.chosen[e] for e in self.arriving[len(self.layers)]) == 1)
         for i in self.layers:
-            if self.nvme[i] is not None:
-                constrain(self.nvme[i] <= self.away[i])
+            variable = self.nvme[i]
+            if variable is not None:
+                constrain(variable <= self.away[i])
             kept = [variable for (layer, _, _), variable in self.kept.items() if layer == i]
             if kept:
                 constrain(mathopt.fast_sum(kept) <= self.chosen[i, i + 1])
@@ -145,8 +144,7 @@ class Choices:
         constrain = self.model.add_linear_constraint
         on_nvme = mathopt.fast_sum(self.sizes[i] / self.unit * v for i, v in enumerate(self.nvme) if v is not None)
         held = mathopt.fast_sum(
-            self.sizes[i] / self.unit * self.away[i] + self.kept_bytes(i, "host") * (1 / self.unit)
-            for i in self.layers
+            self.sizes[i] / self.unit * self.away[i] + self.kept_bytes(i, "host") * (1 / self.unit) for i in self.layers
         )
         if any(variable is not None for variable in self.nvme):
             some = self.model.add_binary_variable()
@@ -219,16 +217,18 @@ class Choices:
         shape, facts = self.problem.shape, self.facts
         homes: list[Home] = ["recompute"] * len(self.layers)
         for (start, _), variables in self.edges.items():
-            for variable, home in zip(variables, ("gpu", "host"), strict=False):
-                if values[variable] > 0.5:
-                    on_nvme = self.nvme[start] is not None and values[self.nvme[start]] > 0.5
-                    homes[start] = "nvme" if on_nvme and home == "host" else home  # type: ignore[assignment]
-        kept = {key[0]: key[1:] for key, variable in self.kept.items() if values[variable] > 0.5}
-        layers = []
+            if values[variables[0]] > 0.5:
+                homes[start] = "gpu"
+            elif self.has_away and values[variables[1]] > 0.5:
+                on_nvme = self.nvme[start] is not None and values[self.nvme[start]] > 0.5
+                homes[start] = "nvme" if on_nvme else "host"
+        kept = {key[0]: key for key, variable in self.kept.items() if values[variable] > 0.5}
+        layers: list[LayerPolicy] = []
         for i in self.layers:
-            internals, home = kept.get(i, ("none", "gpu"))
-            resident = i in shape.resident
-            layers.append(LayerPolicy(index=i, internals=internals, internals_home=home, resident=resident))
+            layer = LayerPolicy(index=i, resident=i in shape.resident)
+            if i in kept:
+                layer = layer.model_copy(update={"internals": kept[i][1], "internals_home": kept[i][2]})
+            layers.append(layer)
         policy = Policy.from_homes(facts, [*homes, "gpu"], accumulation=self.problem.accumulation)
         changes = {"layers": tuple(layers), "weight_slots": shape.weight_slots, "staging_slots": shape.staging_slots}
         return policy.model_copy(update=changes)

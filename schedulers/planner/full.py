@@ -216,6 +216,8 @@ def _rules(question: Question) -> Iterator[tuple[str, Policy]]:
             policy = every_kth(facts, question.profile, question.budgets, interval=interval, accumulation=accumulation)
             yield "every_layer" if interval == 1 else f"every_{interval}", policy
             break  # longer blocks recompute more
+    else:
+        return  # where no rule fits, the time goes to finding anything that does
     with suppress(NoScheduleError, OutOfTimeError):
         yield "paper", paper_plan(question)
 

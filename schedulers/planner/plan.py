@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from ...jobs.errors import DoesNotFit, InputError, LazytrainError
+from ...jobs.errors import DoesNotFit, InputError, OutOfTime
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Certificate, Policy, Predicted
 from ..baselines import every_kth, keep_all, megatrain, shortages
@@ -45,7 +45,7 @@ def plan(
     LazyTrain paper), ``every_layer``, ``megatrain`` or ``keep_all``. Memory is text such as
     ``"70GB"`` or bytes and replaces what the profile offers. Every policy handed out was lowered and its memory
     checked. When time runs out the best plan found is returned with its gap, or else a rule's, flagged ``FALLBACK``.
-    Raises InputError for an unknown planner, backend or amount of memory, LazytrainError if time ran out
+    Raises InputError for an unknown planner, backend or amount of memory, OutOfTime if time ran out
     and no rule fits.
     """
     _choice("planner", planner, tuple(_PLANNERS))
@@ -88,7 +88,7 @@ def _fallback(question: Question) -> tuple[Policy, Solver]:
         except DoesNotFit:
             continue
         return policy, Solver(planner="paper", backend=question.backend.upper(), status="FALLBACK")
-    raise LazytrainError(
+    raise OutOfTime(
         "the solver found no plan in the time it had, and no fixed rule fits either",
         hint="give it more time (plan.solve_seconds), or more memory",
     )

@@ -55,9 +55,7 @@ class Question:
     def policy(self, solution: Solution) -> Policy:
         """The solution as a policy."""
         made = Policy.from_homes(self.facts, solution.homes, accumulation=self.accumulation)
-        return made.model_copy(
-            update={"hardware_digest": self.profile.digest, "staging_slots": self.staging_slots}
-        )
+        return made.model_copy(update={"hardware_digest": self.profile.digest, "staging_slots": self.staging_slots})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ waits for. Order and waits are those of `jobs.policy.lowering`; times are in uni
 
 Before the backward of layer e - 1 there is room for the recomputes of the longest block that may end at boundary e; a
 shorter block leaves the first of them empty. That makes many operations, so there is a ``relaxed`` form that takes the
-recomputes of a block as one and never says more than the step time: for bounds, and for first answers. What a load waits for depends on the block (`ring`): the later the wait,
-the longer the block, so each wait is switched on by the edges that are at least that long.
+recomputes of a block as one and never says more than the step time: for bounds, and for first answers. What a load
+waits for depends on the block (`ring`): the later the wait, the longer the block, so each wait is switched on by the
+edges that are at least that long.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ortools.math_opt.python import mathopt
 from ...jobs.model_facts import UnitFacts
 from ...jobs.policy.lowering import GRADIENT_STAGING, HEAD_AHEAD
 from ..costs import BACKWARD_FORWARDS, HOST_PASSES, REFORWARD, forward_seconds
-from .choices import Choices, Edge, Problem, Term
+from .choices import Choices, Edge, Term
 from .ring import Access, Ring, Use
 
 
@@ -334,11 +335,7 @@ class Timing:
         """Blocks of which the layer is neither the last nor outside."""
         longest = self.problem.longest_block
         starts = range(max(0, layer - longest + 2), layer + 1)
-        return [
-            (start, end)
-            for start in starts
-            for end in range(layer + 2, min(self.layers, start + longest) + 1)
-        ]
+        return [(start, end) for start in starts for end in range(layer + 2, min(self.layers, start + longest) + 1)]
 
     def _add_gradient(self, u: int) -> None:
         """Copy a gradient out, add it to what its master has, and sum its squares when it is the last."""

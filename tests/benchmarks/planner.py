@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from facts import facts
+
 from lazytrain.jobs.errors import ProgramError
 from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import hardware

@@ -58,9 +58,7 @@ def draw_policy(facts: ModelFacts, choose: random.Random, accumulation: int, hom
         "recompute" if i and choose.random() < recomputed else choose.choice(homes_of) for i in range(layers)
     ]
     homes.append("gpu")
-    kept = [
-        choose.choice(INTERNALS) if "recompute" not in homes[i : i + 2] else ("none", "gpu") for i in range(layers)
-    ]
+    kept = [choose.choice(INTERNALS) if "recompute" not in homes[i : i + 2] else ("none", "gpu") for i in range(layers)]
     made = Policy.from_homes(facts, homes, accumulation=accumulation, weight_slots=choose.choice((2, 3, 4)))
     changes = {
         "staging_slots": choose.choice((1, 2, 3)),

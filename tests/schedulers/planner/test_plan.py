@@ -188,7 +188,9 @@ def test_rules_are_planners_too(facts: ModelFacts, make_profile: Machine, planne
     assert [reason.resource for reason in refused.reasons] == ["gpu_memory"]
 
 
-@pytest.mark.parametrize("question", [{"planner": "magic"}, {"backend": "cplex"}, {"accumulation": 0}, {"nvme": "lots"}])
+@pytest.mark.parametrize(
+    "question", [{"planner": "magic"}, {"backend": "cplex"}, {"accumulation": 0}, {"nvme": "lots"}]
+)
 def test_wrong_questions_are_refused(facts: ModelFacts, make_profile: Machine, question: dict[str, Any]) -> None:
     with pytest.raises(InputError) as caught:
         plan(facts, make_profile(), **question)
