@@ -7,6 +7,7 @@
     │   ├── ModelError          the model or its tokenizer
     │   └── HardwareError       a GPU, profile or node nobody knows
     ├── DoesNotFit              no plan fits the budgets               exit 3
+    ├── OutOfTime               no plan was found in the time allowed
     ├── OutOfMemory             a tier's budget was passed while running
     ├── ProgramError            the model did not do what the step program says
     ├── NonFiniteGradient       training diverged
@@ -95,6 +96,12 @@ class DoesNotFit(LazytrainError):
     def __init__(self, message: str, *, reasons: tuple[dict[str, Any], ...] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.reasons = reasons
+
+
+class OutOfTime(LazytrainError):
+    """No plan was found in the time allowed; whether one fits is not known."""
+
+    code = "out_of_time"
 
 
 class OutOfMemory(LazytrainError):

@@ -8,6 +8,7 @@ work. Units of equal structure are measured once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -357,7 +358,15 @@ def _cpu_attention_flops(query: Any, key: Any, value: Any, *args: Any, out_shape
     return int(sdpa_flop_count(query, key, value))
 
 
-_FLOP_FORMULAS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention_flops}
+def _grouped_product_flops(rows: Any, experts: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """Experts' products: each row (N, K) meets the one matrix (of E, K, M) that its offset belongs to."""
+    return 2 * int(math.prod(rows)) * int(experts[-1])
+
+
+_FLOP_FORMULAS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention_flops,
+    torch.ops.aten._grouped_mm: _grouped_product_flops,
+}
 
 
 def _bytes(tensor: torch.Tensor) -> int:

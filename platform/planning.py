@@ -34,7 +34,7 @@ ModelSource: TypeAlias = "PretrainedConfig | dict[str, Any]"
 class Limits:
     """What the planner may use; None means what the profile offers."""
 
-    planner: str = "paper"
+    planner: str = "full"
     gpu_memory: str | int | None = None
     host_memory: str | int | None = None
     nvme: str | int | None = None

@@ -23,6 +23,16 @@ def megatrain(facts: ModelFacts, interval: int = 4, *, accumulation: int = 1) ->
     return Policy.from_homes(facts, [*homes, "gpu"], accumulation=accumulation)
 
 
+def keep_all(facts: ModelFacts, *, accumulation: int = 1) -> Policy:
+    """Plain training: every boundary and all that autograd keeps stay on the GPU, nothing is run twice.
+
+    It looks at no budget; `shortages` says whether it fits.
+    """
+    policy = Policy.from_homes(facts, ["gpu"] * (len(facts.layers) + 1), accumulation=accumulation)
+    layers = tuple(layer.model_copy(update={"internals": "all"}) for layer in policy.layers)
+    return policy.model_copy(update={"layers": layers})
+
+
 def every_layer(
     facts: ModelFacts,
     profile: HardwareProfile,

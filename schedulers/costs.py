@@ -29,7 +29,7 @@ _LINKS: Final = {
     "write": "nvme_write_bytes_s",
     "read": "nvme_read_bytes_s",
 }
-_HOST_PASSES: Final = {"accumulate": 3, "norm": 1}
+HOST_PASSES: Final = {"accumulate": 3, "norm": 1}
 """How often a host operation touches its gradient's bytes: adding reads two and writes one, the norm reads."""
 
 
@@ -40,8 +40,8 @@ def op_seconds(op: Op, facts: ModelFacts, profile: HardwareProfile) -> float:
         return op.bytes / rate
     if op.kind == "update":
         return facts.units[op.unit].parameters / profile.update_parameters_s
-    if op.kind in _HOST_PASSES:
-        return _HOST_PASSES[op.kind] * op.bytes / profile.host_bytes_s
+    if op.kind in HOST_PASSES:
+        return HOST_PASSES[op.kind] * op.bytes / profile.host_bytes_s
     if op.kind == "clip":
         return 0.0
     return _forwards(op, facts.units[op.unit]) * forward_seconds(facts.units[op.unit], facts, profile) + (

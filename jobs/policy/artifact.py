@@ -80,7 +80,7 @@ class Policy(Frozen):
     weight_slots: int = Field(default=2, ge=2)
     """Layer-sized weight buffers on the GPU; one computes while the others load."""
     staging_slots: int = Field(default=2, ge=1)
-    """Copies out of the GPU that may be under way while compute goes on."""
+    """Compute operations that a copy out of the GPU may take; and gradients that may be on their way out at once."""
     optimizer_home: Literal["host"] = "host"
     gradient_home: Literal["host"] = "host"
     predicted: Predicted | None = None

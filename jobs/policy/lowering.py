@@ -1,9 +1,13 @@
-"""From a policy to the step program: first the order of compute, then each transfer as early as memory permits."""
+"""From a policy to the step program: first the order of compute, then each transfer as early as memory permits.
+
+Everything that comes to the GPU comes in the order in which compute needs it. What a layer needs is sent for when the
+layer that was used ``weight_slots`` layers before it is done; its weights, when the oldest slot is free.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,6 +21,8 @@ NVME_STAGING = 2
 """Host buffers through which boundaries pass on their way to NVMe and back."""
 GRADIENT_STAGING = 2
 """Host buffers in which gradients wait to be added to those that came before."""
+HEAD_AHEAD = 3
+"""Units after the layers are loaded this many operations ahead in forward, so that the head comes under a layer."""
 _LOAD_PHASE = {"forward": "", "loss": "", "recompute": ".r", "backward": ".b"}
 
 
@@ -67,7 +73,10 @@ class _Lowering:
         self.placed_at: dict[str, int] = {}
         self.issued: dict[str, list[str]] = defaultdict(list)  # by kind, where a ring of buffers limits how many
         self.staged: list[str] = []  # for each use of an NVMe staging buffer, what ends it
+        self.leaving: dict[str, deque[tuple[int, str]]] = {"offload": deque(), "swap_out": deque()}  # by position
+        self.last_h2d = 0
         self.ring: list[tuple[int, int]] = [(-1, -1)] * policy.weight_slots  # unit held, last position that used it
+        self.recent: dict[int, int] = {}  # the layers used last, oldest first, and the position of that use
         resident = [self.first + layer.index for layer in policy.layers if layer.resident]
         self.resident = {unit: policy.weight_slots + i for i, unit in enumerate(resident)}  # unit to its own slot
         self.buffers: list[Buffer] = []
@@ -115,7 +124,7 @@ class _Lowering:
     def finish(self) -> Program:
         """Place every transfer and buffer around the compute operations."""
         for position, compute in enumerate(self.computes):
-            self._wait_for_copies_out(compute)
+            self._wait_for_copies_out(position, compute)
             self._place_load(position, compute)
             home = self._home(compute.unit)
             if home in ("host", "nvme") and self.training:
@@ -124,12 +133,13 @@ class _Lowering:
                 elif (
                     compute.kind == "recompute" or self._id("reload", compute.unit, compute.micro) not in self.placed_at
                 ):
-                    self._place_reload(position, compute, home)
+                    self._place_reload(compute, home)
             if self._internals(compute) != "none":
                 self._place_internals(position, compute)
             if compute.kind == "backward":
                 self._place_gradient(position, compute)
             self._hold_results(compute)
+            self._remember(position, compute)
         self._place_norms()
         self._hold_static()
         return Program((*self._updates(), *self._in_order(), *self._clip()), tuple(self.buffers))
@@ -139,18 +149,25 @@ class _Lowering:
         layer = unit - self.first
         return self.policy.homes[layer] if 0 <= layer < self.layers else None
 
-    def _wait_for_copies_out(self, compute: _Compute) -> None:
-        """At most ``staging_slots`` boundaries and as many gradients are on their way out of the GPU."""
-        for kind in ("offload", "swap_out", "gradient"):
-            if len(self.issued[kind]) >= self.policy.staging_slots:
-                compute.after.append(self.issued[kind][-self.policy.staging_slots])
+    def _wait_for_copies_out(self, position: int, compute: _Compute) -> None:
+        """What a layer sends to the host has ``staging_slots`` compute operations to get there.
+
+        Of gradients, which every layer has, ``staging_slots`` may be on their way.
+        """
+        for queue in self.leaving.values():
+            while queue and queue[0][0] <= position - self.policy.staging_slots:
+                _, name = queue.popleft()
+                compute.after.append(name)
+        if len(self.issued["gradient"]) >= self.policy.staging_slots:
+            compute.after.append(self.issued["gradient"][-self.policy.staging_slots])
 
     def _place_load(self, position: int, compute: _Compute) -> None:
         unit = self.units[compute.unit]
         if compute.kind == "backward" and compute.unit == self.head:
             return  # the loss made the head's gradients; backward only scales them
         if unit.kind != "layer":
-            load = self._load(compute, freed_at=position - 2)
+            ahead = HEAD_AHEAD if compute.kind != "backward" and unit.kind != "before" else 2
+            load = self._load(compute, freed_at=position - ahead)
             self._hold(f"weights.{load}", "gpu", unit.weight_bytes, load, compute.id)
             return
         if compute.unit in self.resident:
@@ -159,7 +176,7 @@ class _Lowering:
             if name in self.placed_at:
                 compute.after.append(name)
             else:
-                self._load(compute, freed_at=position - self.policy.weight_slots)
+                self._load(compute, freed_at=min(used for _, used in self.ring))
             return
         held = [s for s, (holds, _) in enumerate(self.ring) if holds == compute.unit]
         compute.slot = held[0] if held else min(range(len(self.ring)), key=lambda s: self.ring[s][1])
@@ -189,13 +206,15 @@ class _Lowering:
         if home == "nvme" and len(self.staged) >= NVME_STAGING:
             after.append(self.staged[-NVME_STAGING])
         offload = self._transfer(position, "offload", "d2h", compute, size, after)
+        self.leaving["offload"].append((position, offload))
         if home == "nvme":
             self.staged.append(self._transfer(position, "write", "nvme_write", compute, size, [offload]))
 
-    def _place_reload(self, position: int, compute: _Compute, home: Home) -> None:
-        """Bring a boundary back to the GPU as many operations ahead as there are weight slots."""
+    def _place_reload(self, compute: _Compute, home: Home) -> None:
+        """Bring a boundary back to the GPU as many layers ahead as there are weight slots."""
         unit, micro, size = compute.unit, compute.micro, self._boundary_bytes(compute.unit)
-        freed_at = max(position - self.policy.weight_slots, self.position[self._id("forward", unit, micro)])
+        forward = self.position[self._id("forward", unit, micro)]
+        freed_at = max(self._layers_ago(), forward)
         stored = self._id("offload", unit, micro)
         if home == "nvme":
             freed_at = max(freed_at, self.position[self._id("loss", self.head, micro)] - 1)
@@ -234,10 +253,11 @@ class _Lowering:
             released = backward
             if swapped:
                 released = self._transfer(position + 1, "swap_out", "d2h", compute, size, [forward])
+                self.leaving["swap_out"].append((position, released))
             self._hold(f"internals.{forward}", "gpu", size, forward, released)
         elif swapped:
             swap_out = self._id("swap_out", compute.unit, compute.micro)
-            freed_at = max(position - self.policy.weight_slots, self.position[forward] + 1)
+            freed_at = max(self._layers_ago(), self.position[forward] + 1)
             after = [swap_out, self.computes[freed_at].id]
             swap_in = self._transfer(freed_at + 1, "swap_in", "h2d", compute, size, after)
             compute.after.append(swap_in)
@@ -273,7 +293,21 @@ class _Lowering:
         self._issue(at, Op(name, kind, stream, compute.unit, compute.micro, size, tuple(after)))
         return name
 
+    def _remember(self, position: int, compute: _Compute) -> None:
+        """Note a layer's use, and forget the one that was used longest ago beyond ``weight_slots``."""
+        if self.units[compute.unit].kind == "layer":
+            self.recent.pop(compute.unit, None)
+            self.recent[compute.unit] = position
+            if len(self.recent) > self.policy.weight_slots:
+                del self.recent[next(iter(self.recent))]
+
+    def _layers_ago(self) -> int:
+        """Position of the last use of the layer used ``weight_slots`` layers ago; -1 if there were fewer."""
+        return next(iter(self.recent.values())) if len(self.recent) == self.policy.weight_slots else -1
+
     def _issue(self, at: int, op: Op) -> None:
+        if op.stream == "h2d":
+            at = self.last_h2d = max(at, self.last_h2d)
         self.early[at].append(op)
         self.placed_at[op.id] = at
         self.issued[op.kind].append(op.id)

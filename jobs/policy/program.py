@@ -104,25 +104,30 @@ class Program:
     def peak_bytes(self, tier: Tier) -> int:
         """Upper bound of the tier's use at any moment, for any durations of the operations.
 
-        A buffer counts against an operation unless the dependencies force it to be gone before that operation starts,
-        or to be acquired only after it ends. Compute operations and those that acquire a buffer are looked at: use
-        rises at no other.
+        Any moment is within a compute operation or between two. Within one, a buffer counts unless the dependencies
+        force it to be gone before that operation starts, or to be acquired only after it ends; between two, unless it
+        is gone when the first ends, or acquired only when the second starts.
         """
         held = [self._interval(buffer) for buffer in self.buffers if buffer.tier == tier and buffer.bytes]
-        rising = {acquired for _, acquired, _ in held}
-        peak = 0
+        peak = ended = 0
         for i, op in enumerate(self.ops):
-            if op.stream != "compute" and i not in rising:
-                continue
-            before = self.ancestors[i]
-            used = op.workspace_bytes if tier == "gpu" else 0
-            for size, acquired, released in held:
-                gone = released and (released & before) == released
-                later = acquired >= 0 and (self.ancestors[acquired] >> i) & 1
-                if not gone and not later:
-                    used += size
-            peak = max(peak, used)
-        return peak
+            if op.stream == "compute":
+                between = self._held(held, ended, i, starting=True)
+                within = self._held(held, self.ancestors[i], i) + (op.workspace_bytes if tier == "gpu" else 0)
+                peak, ended = max(peak, between, within), self.ancestors[i] | (1 << i)
+        return max(peak, self._held(held, ended, -1))
+
+    def _held(self, held: list[tuple[int, int, int]], ended: int, before: int, *, starting: bool = False) -> int:
+        """Bytes that may be held when ``ended`` have ended, of what need not wait for ``before`` to end, or start."""
+        used = 0
+        for size, acquired, released in held:
+            gone = released and (released & ended) == released
+            later = acquired >= 0 <= before and (
+                (self.ancestors[acquired] >> before) & 1 or (starting and acquired == before)
+            )
+            if not gone and not later:
+                used += size
+        return used
 
     def _interval(self, buffer: Buffer) -> tuple[int, int, int]:
         acquired = self.index[buffer.acquired_by] if buffer.acquired_by else -1

@@ -189,7 +189,7 @@ class Optimizer(Section):
 class Plan(Section):
     """What the planner may use. Memory is that of the machine unless it is given."""
 
-    planner: Literal["full", "paper", "megatrain", "every_layer"] = "paper"
+    planner: Literal["full", "paper", "megatrain", "every_layer", "keep_all"] = "full"
     """Which planner decides the policy."""
     gpu_memory: AutoBytes = "auto"
     """GPU memory that may be used."""

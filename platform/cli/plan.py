@@ -30,7 +30,7 @@ def command(
     batch: Annotated[int | None, typer.Option(min=1, help="Rows of one micro-batch.")] = None,
     length: Annotated[int | None, typer.Option(min=2, help="Tokens of one row.")] = None,
     dtype: Annotated[Literal["bfloat16", "float32"] | None, typer.Option(help="Compute dtype.")] = None,
-    planner: Annotated[str | None, typer.Option(help="paper, megatrain or every_layer.")] = None,
+    planner: Annotated[str | None, typer.Option(help="full, paper, megatrain, every_layer or keep_all.")] = None,
     solve_seconds: Annotated[float | None, typer.Option(min=0.1, help="Longest time in the solver.")] = None,
     gpu_memory: options.GpuMemory = None,
     host_memory: options.HostMemory = None,

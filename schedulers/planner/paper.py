@@ -50,7 +50,7 @@ class Solution:
 def solve(instance: Instance, *, backend: str = "highs", seconds: float = 20.0) -> Solution:
     """The best schedule, proven optimal unless time runs out. Raises InputError for an unknown backend."""
     result = _run(_Model(instance), None, backend, seconds)
-    status = _status(result)
+    status = status_of(result)
     spent = result.solve_time().total_seconds()
     if not result.has_primal_feasible_solution():
         return Solution(status, seconds=spent)
@@ -153,14 +153,19 @@ class _Model:
 
 
 def _run(model: _Model, goal: Tier | None, backend: str, seconds: float) -> Any:
+    model.model.minimize(model.cost() if goal is None else model.bytes_in(goal))
+    return run_solver(model.model, backend, seconds, GAP)
+
+
+def run_solver(model: Any, backend: str, seconds: float, gap: float) -> Any:
+    """Solve a MathOpt model. Raises InputError for an unknown backend, LazytrainError where the solver fails."""
     if backend not in BACKENDS:
         raise InputError(f"no solver backend is called {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
-    model.model.minimize(model.cost() if goal is None else model.bytes_in(goal))
     parameters = mathopt.SolveParameters(
-        time_limit=timedelta(seconds=max(0.0, seconds)), relative_gap_tolerance=GAP, absolute_gap_tolerance=GAP
+        time_limit=timedelta(seconds=max(0.0, seconds)), relative_gap_tolerance=gap, absolute_gap_tolerance=GAP
     )
     try:
-        return mathopt.solve(model.model, BACKENDS[backend], params=parameters)
+        return mathopt.solve(model, BACKENDS[backend], params=parameters)
     except (AttributeError, RuntimeError, ValueError) as error:  # MathOpt lets some solver errors out as these
         raise LazytrainError(
             f"the solver {backend} failed: {error}",
@@ -168,7 +173,8 @@ def _run(model: _Model, goal: Tier | None, backend: str, seconds: float) -> Any:
         ) from error
 
 
-def _status(result: Any) -> Status:
+def status_of(result: Any) -> Status:
+    """What a MathOpt result proves."""
     reason = result.termination.reason
     if reason == mathopt.TerminationReason.OPTIMAL:
         return "OPTIMAL"

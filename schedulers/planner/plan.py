@@ -8,18 +8,21 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from ...jobs.errors import DoesNotFit, InputError, LazytrainError
+from ...jobs.errors import DoesNotFit, InputError, OutOfTime
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Certificate, Policy, Predicted
-from ..baselines import every_kth, megatrain, shortages
+from ..baselines import every_kth, keep_all, megatrain, shortages
 from ..hardware import Budgets, HardwareProfile
 from ..simulator import predict
 from .answer import Plan, Reason, Solver
+from .full import paper_plan, search_full
 from .instance import LONGEST_BLOCK
 from .paper import BACKENDS
 from .reasons import explain
 from .search import NoScheduleError, OutOfTimeError, Question, find
 
+RULES: Final = ("megatrain", "every_layer", "keep_all")
+PROVEN_GAP: Final = 0.01
 EXPLAIN_SECONDS: Final = 10.0
 """Time for finding out what would help once it is proven that nothing fits."""
 
@@ -28,7 +31,7 @@ def plan(
     facts: ModelFacts,
     profile: HardwareProfile,
     *,
-    planner: str = "paper",
+    planner: str = "full",
     gpu_memory: str | int | None = None,
     host_memory: str | int | None = None,
     nvme: str | int | None = None,
@@ -38,10 +41,11 @@ def plan(
 ) -> Plan:
     """Decide the policy for ``facts`` on ``profile`` and say what it will take.
 
-    ``planner`` is ``paper`` (the MILP of the LazyTrain paper), ``every_layer`` or ``megatrain``. Memory is text such as
+    ``planner`` is ``full`` (everything the executor can do, timed as the simulator does), ``paper`` (the MILP of the
+    LazyTrain paper), ``every_layer``, ``megatrain`` or ``keep_all``. Memory is text such as
     ``"70GB"`` or bytes and replaces what the profile offers. Every policy handed out was lowered and its memory
     checked. When time runs out the best plan found is returned with its gap, or else a rule's, flagged ``FALLBACK``.
-    Raises InputError for an unknown planner, backend or amount of memory, LazytrainError if time ran out
+    Raises InputError for an unknown planner, backend or amount of memory, OutOfTime if time ran out
     and no rule fits.
     """
     _choice("planner", planner, tuple(_PLANNERS))
@@ -84,10 +88,37 @@ def _fallback(question: Question) -> tuple[Policy, Solver]:
         except DoesNotFit:
             continue
         return policy, Solver(planner="paper", backend=question.backend.upper(), status="FALLBACK")
-    raise LazytrainError(
+    raise OutOfTime(
         "the solver found no plan in the time it had, and no fixed rule fits either",
         hint="give it more time (plan.solve_seconds), or more memory",
     )
+
+
+def _full(question: Question) -> tuple[Policy, Solver]:
+    begun = time.monotonic()
+    try:
+        search = search_full(question)
+    except NoScheduleError as error:
+        raise DoesNotFit("no schedule fits", reasons=_explain(replace(question, staging_slots=1))) from error
+    except OutOfTimeError:
+        policy, solver = _fallback(question)
+        return policy, solver.model_copy(update={"planner": "full"})
+    objective_s, bound_s = search.best.step_s, search.bound_s
+    gap = None if bound_s is None else 1 - bound_s / objective_s
+    return search.best.policy, Solver(
+        planner="full",
+        backend=question.backend.upper(),
+        status="OPTIMAL" if gap is not None and gap <= PROVEN_GAP else "FEASIBLE",
+        objective_s=_round(objective_s),
+        bound_s=None if bound_s is None else _round(bound_s),
+        gap=None if gap is None else _round(gap),
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _round(value: float) -> float:
+    """Nine significant digits: what a policy file records does not depend on the last bits of a sum."""
+    return float(f"{value:.9g}")
 
 
 def _every_layer(question: Question) -> tuple[Policy, Solver]:
@@ -96,16 +127,27 @@ def _every_layer(question: Question) -> tuple[Policy, Solver]:
 
 def _megatrain(question: Question) -> tuple[Policy, Solver]:
     policy = megatrain(question.facts, accumulation=question.accumulation)
+    return _fitting(question, policy, "megatrain"), Solver(planner="megatrain", status="RULE")
+
+
+def _keep_all(question: Question) -> tuple[Policy, Solver]:
+    policy = keep_all(question.facts, accumulation=question.accumulation)
+    return _fitting(question, policy, "keep_all"), Solver(planner="keep_all", status="RULE")
+
+
+def _fitting(question: Question, policy: Policy, name: str) -> Policy:
     short = shortages(policy, question.facts, question.budgets)
     if short:
-        raise DoesNotFit("MegaTrain's rule does not fit", reasons=tuple(short), hint=short[0]["hint"])
-    return policy, Solver(planner="megatrain", status="RULE")
+        raise DoesNotFit(f"the rule {name} does not fit", reasons=tuple(short), hint=short[0]["hint"])
+    return policy
 
 
 _PLANNERS: Final[dict[str, Callable[[Question], tuple[Policy, Solver]]]] = {
+    "full": _full,
     "paper": _paper,
     "every_layer": _every_layer,
     "megatrain": _megatrain,
+    "keep_all": _keep_all,
 }
 
 
@@ -149,16 +191,19 @@ def _complete(question: Question, policy: Policy, solver: Solver) -> Plan:
         policy=policy.model_copy(update=complete),
         predicted=predicted,
         solver=solver,
-        baselines=_baselines(question),
+        baselines=_baselines(question, paper=solver.planner == "full"),
     )
 
 
-def _baselines(question: Question) -> dict[str, Predicted]:
+def _baselines(question: Question, *, paper: bool) -> dict[str, Predicted]:
     predicted = {}
-    for name in ("megatrain", "every_layer"):
+    for name in RULES:
         with suppress(DoesNotFit):
             policy, _ = _PLANNERS[name](question)
             predicted[name] = predict(policy, question.facts, question.profile)
+    if paper:
+        with suppress(NoScheduleError, OutOfTimeError):
+            predicted["paper"] = predict(paper_plan(question), question.facts, question.profile)
     return predicted
 
 

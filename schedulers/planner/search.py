@@ -10,7 +10,7 @@ from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Policy, Program, lower
 from ..baselines import host_rooms, shortages
 from ..hardware import Budgets, HardwareProfile
-from .instance import Instance, make_instance, price
+from .instance import LONGEST_BLOCK, Instance, make_instance, price
 from .paper import Solution, Tier, solve
 
 
@@ -25,6 +25,8 @@ class Question:
     backend: str
     deadline: float
     """`time.monotonic` at which to stop."""
+    staging_slots: int = 2
+    longest_block: int = LONGEST_BLOCK
     solved: dict[Instance, Solution] = field(default_factory=dict, compare=False, repr=False)
     """Problems proven so far: tightening comes back to the same ones, above all when nothing fits."""
 
@@ -53,7 +55,7 @@ class Question:
     def policy(self, solution: Solution) -> Policy:
         """The solution as a policy."""
         made = Policy.from_homes(self.facts, solution.homes, accumulation=self.accumulation)
-        return made.model_copy(update={"hardware_digest": self.profile.digest})
+        return made.model_copy(update={"hardware_digest": self.profile.digest, "staging_slots": self.staging_slots})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def find(question: Question) -> Found:
     attempts: list[Attempt] = []
     out_of_time = False
     for rooms in _rooms(question):
-        instance = make_instance(question.facts, question.profile, rooms)
+        instance = make_instance(question.facts, question.profile, rooms, longest_block=question.longest_block)
         try:
             for fitting in _shorter_and_shorter(question, instance, attempts):
                 found.append(fitting)
@@ -190,6 +192,7 @@ def _rooms(question: Question) -> Iterator[Budgets]:
     """Bytes for boundaries alone, as if nothing but them took GPU memory: first without NVMe, then with."""
     facts, budgets = question.facts, question.budgets
     everything = Policy.from_homes(facts, ["gpu"] * len(facts.boundary_bytes), accumulation=question.accumulation)
+    everything = everything.model_copy(update={"staging_slots": question.staging_slots})
     base = lower(everything, facts).peak_bytes("gpu") - sum(facts.boundary_bytes)
     without, with_nvme = host_rooms(facts, budgets, question.accumulation)
     yield Budgets(gpu_bytes=budgets.gpu_bytes - base, host_bytes=without, nvme_bytes=0)

@@ -1,4 +1,4 @@
-"""How fast the paper's planning problem is solved to a proven optimum, and how that compares with what was published.
+"""Both planners: the paper's, solved to a proven optimum, and the full one over a grid, against every fixed rule.
 
     python tests/benchmarks/planner.py [--quick] [--json]
 
@@ -6,6 +6,10 @@ Six budgets of the 27B run (host/NVMe GiB for activations). ``seconds`` is the m
 model and solving it. ``published_objective`` prices the published schedule in the same model, for the budgets that it
 respects. Two readings of a window's capacity are solved: four forwards (a layer's forward, re-forward and backward),
 and, without ``--quick``, half a forward, where the links and not the budgets decide and the solver works hardest.
+
+The grid: seven models, five machines, two batches, three sizes of host memory and NVMe. A case counts as worse than a
+rule if the full plan is simulated slower than ``megatrain``, ``every_layer``, ``keep_all`` or the paper's plan by more
+than a millionth; solve times are wall-clock, of the whole search.
 """
 
 from __future__ import annotations
@@ -22,11 +26,31 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from facts import facts
+
 from lazytrain.jobs.errors import ProgramError
-from lazytrain.schedulers.planner import Instance, Solution, price, solve
+from lazytrain.schedulers.costs import state_bytes
+from lazytrain.schedulers.hardware import hardware
+from lazytrain.schedulers.planner import Instance, Plan, Solution, plan, price, solve
 
 TESTS = Path(__file__).resolve().parents[1]
 Published = runpy.run_path(str(TESTS / "schedulers" / "planner" / "conftest.py"))["Published"]  # the tests' constants
+
+MODELS = (
+    "qwen2.5-3b", "qwen2.5-7b", "qwen2.5-14b", "qwen3.6-27b", "llama-3.1-8b", "llama-3.1-70b", "gpt-oss-120b",
+)  # fmt: skip
+MACHINES: dict[str, tuple[str, float, tuple[int, int]]] = {
+    "RTX3090": ("RTX3090", 25, (2, 8)),
+    "RTX4090": ("RTX4090", 25, (2, 8)),
+    "H800 12 GB/s": ("H800", 12, (16, 64)),
+    "H800 50 GB/s": ("H800", 50, (16, 64)),
+    "H200": ("H200", 50, (24, 96)),
+}
+"""GPU, link rate in 1e9 bytes per second, batches."""
+TIERS = (("64GiB", 0), ("320GiB", "1TB"), ("2TiB", 0))
+"""Host memory and NVMe."""
+QUICK_CASES = 8
+SOLVE_SECONDS = 3.0
 
 
 def measure(instance: Instance, backend: str, repeats: int) -> tuple[Solution, float]:
@@ -67,18 +91,93 @@ def paper_case(published: Any, budget: str, window_forwards: float, *, quick: bo
     return row
 
 
+def grid() -> list[dict[str, Any]]:
+    """All cases of the grid."""
+    return [
+        {"model": model, "machine": machine, "batch": batch, "host": host, "nvme": nvme}
+        for model in MODELS
+        for machine, (_, _, batches) in MACHINES.items()
+        for batch in batches
+        for host, nvme in TIERS
+    ]
+
+
+def full_case(case: dict[str, Any]) -> dict[str, Any]:
+    """One case of the grid with the full plan and what the rules take."""
+    gpu, link, _ = MACHINES[case["machine"]]
+    profile = hardware(gpu, h2d_gbps=link, d2h_gbps=link, host_memory=case["host"], nvme=case["nvme"])
+    known = facts(case["model"], case["batch"])
+    state = sum(state_bytes(known).values())
+    if state > profile.host_memory_bytes:
+        return {**case, "feasible": False, "short": {"host_memory": state - profile.host_memory_bytes}}
+    begun = time.perf_counter()
+    answer = plan(known, profile, solve_seconds=SOLVE_SECONDS)
+    return {**case, "wall_s": round(time.perf_counter() - begun, 3), **full_answer(answer)}
+
+
+def full_answer(answer: Plan) -> dict[str, Any]:
+    """What is recorded of a plan."""
+    if answer.policy is None or answer.predicted is None or answer.solver is None:
+        return {"feasible": False, "short": {r.resource: r.shortfall_bytes for r in answer.reasons}}
+    layers = answer.policy.layers
+    return {
+        "feasible": True,
+        "status": answer.solver.status,
+        "seconds": round(answer.solver.seconds, 3),
+        "gap": answer.solver.gap,
+        "step_s": answer.predicted.step_s,
+        "rules": {name: predicted.step_s for name, predicted in answer.baselines.items()},
+        "homes": answer.policy.count_homes(),
+        "kept": {
+            f"{kind} {home}": sum((x.internals, x.internals_home) == (kind, home) for x in layers)
+            for kind in ("matmuls", "all")
+            for home in ("gpu", "host")
+        },
+        "resident": sum(layer.resident for layer in layers),
+        "slots": [answer.policy.weight_slots, answer.policy.staging_slots],
+    }
+
+
+def full_summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts and extremes over the grid, negative results by name."""
+    done = [case for case in cases if case["feasible"]]
+    worse = [case for case in done if case["step_s"] > min(case["rules"].values(), default=1e99) * (1 + 1e-6)]
+    loose = [case for case in done if case["gap"] is None or case["gap"] > 0.01]
+    speedups = [min(case["rules"].values()) / case["step_s"] for case in done if case["rules"]]
+    names = ("model", "machine", "batch", "host", "nvme", "gap", "seconds")
+    return {
+        "cases": len(cases),
+        "solve_seconds": SOLVE_SECONDS,
+        "planned": len(done),
+        "worse_than_a_rule": len(worse),
+        "worse": [{name: case[name] for name in names} for case in worse],
+        "median_solve_s": statistics.median(case["seconds"] for case in done),
+        "worst_solve_s": max(case["seconds"] for case in done),
+        "worst_gap": max(case["gap"] if case["gap"] is not None else 1.0 for case in done),
+        "gap_above_1_percent": [{name: case[name] for name in names} for case in loose],
+        "median_speedup_over_best_rule": statistics.median(speedups) if speedups else None,
+    }
+
+
 def run(*, quick: bool) -> dict[str, Any]:
     """All rows and their summary."""
     published = Published()
     solve(published.instance("4/4"))  # loads the solver
     windows = (4.0,) if quick else (4.0, 0.5)
     rows = [paper_case(published, budget, w, quick=quick) for w in windows for budget in published.names]
-    seconds = [row["seconds"] for row in rows]
+    chosen = [case for case in grid() if case["model"] in ("qwen2.5-7b", "llama-3.1-8b") and case["host"] == "2TiB"]
+    cases = []
+    begun = time.perf_counter()
+    for case in chosen[:QUICK_CASES] if quick else grid():
+        if quick and time.perf_counter() - begun > 25:
+            break
+        cases.append(full_case(case))
+        print(f"{len(cases)}: {cases[-1]}", file=sys.stderr)
     return {
+        **full_summary(cases),
         "paper_cases": rows,
-        "median_solve_s": statistics.median(seconds),
-        "worst_solve_s": max(seconds),
-        "worst_gap": max(row["gap"] for row in rows),
+        "paper_worst_s": max(row["seconds"] for row in rows),
+        "grid": cases,
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), "ortools": version("ortools")},
     }
@@ -86,7 +185,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one reading of the windows, one solve each")
+    parser.add_argument("--quick", action="store_true", help="one reading of the windows, one solve each, few cases")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     result = run(quick=options.quick)
@@ -101,6 +200,8 @@ def main() -> None:
             f"{row['budget']:>6} window {row['window_forwards']}: {row['status']} in {row['seconds']:.3f} s, "
             f"objective {row['objective']:.6f} s, {beside}"
         )
+    for name in ("cases", "planned", "worse_than_a_rule", "median_solve_s", "worst_solve_s", "worst_gap"):
+        print(f"{name}: {result[name]}")
 
 
 if __name__ == "__main__":

@@ -132,3 +132,19 @@ def test_a_large_model_needs_no_memory():
 def test_a_model_that_cannot_be_streamed_is_refused_with_the_reason(config, why):
     with pytest.raises(ModelError, match=why):
         model_facts(config, micro_batch=ROWS, sequence_length=LENGTH, dtype="float32")
+
+
+def test_flops_of_experts_are_counted():
+    """Each token goes through 2 of 4 experts: gate, up and down products, beside attention and the router."""
+    config = {
+        "model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 96,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128,
+        "num_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 64,
+    }  # fmt: skip
+    tokens, length = 2 * 16, 16
+    layer = model_facts(config, micro_batch=2, sequence_length=length).layers[0]
+    attention_products = 2 * tokens * 64 * (64 + 32 + 32 + 64)
+    scores = 2 * 2 * 2 * 4 * length * length * 16
+    experts = 2 * tokens * 2 * 3 * 64 * 96
+    router = 2 * tokens * 64 * 4
+    assert layer.forward_flops == attention_products + scores + experts + router

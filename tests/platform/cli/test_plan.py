@@ -37,7 +37,7 @@ def test_the_promised_keys(model: str, tmp_path: Path, capsys: pytest.CaptureFix
         ["--model", model, "--gpu", "rtx 3090", "--batch", "2", "--length", "16", "--out", str(out)], capsys
     )
     assert answer["feasible"] is True
-    assert answer["solver"]["planner"] == "paper"
+    assert answer["solver"]["planner"] == "full"
     assert {"schema", "model_digest", "micro_batch", "boundaries", "layers", "weight_slots"} <= set(answer["policy"])
     assert {"step_s", "tokens_per_s", "peak_gpu_bytes", "peak_host_bytes", "exposed_s"} <= set(answer["predicted"])
     assert {"megatrain", "every_layer"} <= set(answer["baselines"])

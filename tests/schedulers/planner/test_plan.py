@@ -1,9 +1,10 @@
-"""Plans: what is handed out fits, what is refused says by how much, and equal questions get equal answers."""
+"""The paper's plans: what is handed out fits, what is refused says by how much, equal questions get equal answers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from lazytrain.jobs.policy import Policy, lower
 from lazytrain.schedulers.baselines import every_layer, shortages
 from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
-from lazytrain.schedulers.planner import Plan, Solution, plan, search
+from lazytrain.schedulers.planner import Plan, Solution, search
+from lazytrain.schedulers.planner import plan as plan_with
 from lazytrain.schedulers.simulator import predict
 
 MIB = 1 << 20
 Make = Callable[..., ModelFacts]
 Machine = Callable[..., HardwareProfile]
+plan = partial(plan_with, planner="paper")
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def test_the_answer_prints_as_promised(facts: ModelFacts, make_profile: Machine)
     assert answer["policy"]["accumulation"] == 2
     assert answer["policy"]["boundaries"][0] == {"index": 0, "home": "gpu"}
     assert {"step_s", "tokens_per_s", "tflops_6n", "compute_units", "exposed_s"} <= set(answer["predicted"])
-    assert set(answer["baselines"]) == {"megatrain", "every_layer"}
+    assert set(answer["baselines"]) == {"megatrain", "every_layer", "keep_all"}
     assert Policy.model_validate(answer["policy"]).homes == ("gpu",) * 17
     json.dumps(answer, allow_nan=False)
 
@@ -185,12 +188,14 @@ def test_rules_are_planners_too(facts: ModelFacts, make_profile: Machine, planne
     assert [reason.resource for reason in refused.reasons] == ["gpu_memory"]
 
 
-@pytest.mark.parametrize("question", [{"planner": "full"}, {"backend": "cplex"}, {"accumulation": 0}, {"nvme": "lots"}])
+@pytest.mark.parametrize(
+    "question", [{"planner": "magic"}, {"backend": "cplex"}, {"accumulation": 0}, {"nvme": "lots"}]
+)
 def test_wrong_questions_are_refused(facts: ModelFacts, make_profile: Machine, question: dict[str, Any]) -> None:
     with pytest.raises(InputError) as caught:
         plan(facts, make_profile(), **question)
     if "planner" in question:
-        assert "paper" in caught.value.hint and "every_layer" in caught.value.hint
+        assert "full" in caught.value.hint and "every_layer" in caught.value.hint
 
 
 def test_200_layers_are_planned_in_seconds(make_facts: Make, make_profile: Machine) -> None:

@@ -1,0 +1,168 @@
+"""Which micro-batch trains fastest, by prediction alone: the most tokens per second, not the most rows.
+
+With few rows more of each layer fits on the GPU and less is run twice; with many, each load of the weights serves more
+tokens. Where the balance lies depends on the links, so batches are planned and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..jobs.errors import DoesNotFit, InputError, OutOfTime
+from ..jobs.model_facts import ModelFacts
+from .hardware import HardwareProfile
+from .planner import Plan, plan
+
+GRID: Final = 6
+"""Batches tried between the smallest and the largest that fits, evenly on a logarithmic scale."""
+ALIKE: Final = 0.005
+"""Batches whose speeds differ by less than this share are equally good; the smaller one is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A micro-batch with its plan."""
+
+    micro_batch: int
+    accumulation: int
+    answer: Plan
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Predicted speed; 0 if it does not fit."""
+        return self.answer.predicted.tokens_per_s if self.answer.predicted else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BestBatch:
+    """The fastest micro-batch, and all that were tried, smallest first."""
+
+    best: Tried
+    tried: tuple[Tried, ...]
+
+    @property
+    def largest(self) -> Tried:
+        """The largest micro-batch that was found to fit."""
+        return max((t for t in self.tried if t.answer.feasible), key=lambda t: t.micro_batch)
+
+    @property
+    def words(self) -> str:
+        """What a person should know about the choice."""
+        best, largest = self.best, self.largest
+        if best.micro_batch == largest.micro_batch:
+            return f"micro-batch {best.micro_batch}, the largest that fits, is the fastest"
+        gain = best.tokens_per_s / largest.tokens_per_s - 1
+        kept = _kept(best) - _kept(largest)
+        why = f": it keeps the internals of {kept} more layers" if kept > 0 else ""
+        return (
+            f"micro-batch {best.micro_batch} is {100 * gain:.1f} % faster than {largest.micro_batch}, "
+            f"the largest that fits{why}"
+        )
+
+
+def best_batch(
+    facts_of: Callable[[int], ModelFacts],
+    profile: HardwareProfile,
+    *,
+    low: int = 1,
+    high: int = 512,
+    global_batch: int | None = None,
+    **options: Any,
+) -> BestBatch:
+    """The micro-batch in ``low..high`` with the most predicted tokens per second.
+
+    ``facts_of`` gives the model's facts at a micro-batch. With ``global_batch`` only its divisors are considered and
+    the rest is accumulation; without, steps are of one micro-batch. ``options`` are those of `plan`. Raises DoesNotFit
+    with the smallest batch's reasons if nothing fits, InputError for an empty range.
+    """
+    batches = _batches(low, high, global_batch)
+    known: dict[int, Tried] = {}
+
+    def attempt(batch: int) -> Tried:
+        if batch not in known:
+            known[batch] = _plan(facts_of, profile, batch, global_batch, options)
+        return known[batch]
+
+    largest = _largest(batches, attempt)
+    for batch in _grid([b for b in batches if b <= largest]):
+        attempt(batch)
+    _refine([b for b in batches if b <= largest], known, attempt)
+    tried = tuple(known[batch] for batch in sorted(known))
+    fastest = max(t.tokens_per_s for t in tried)
+    best = next(t for t in tried if t.tokens_per_s >= fastest * (1 - ALIKE))
+    return BestBatch(best, tried)
+
+
+def _batches(low: int, high: int, global_batch: int | None) -> list[int]:
+    if not 1 <= low <= high:
+        raise InputError(f"the batch is searched in a range low..high with 1 <= low <= high, not {low}..{high}")
+    batches = [b for b in range(low, high + 1) if global_batch is None or global_batch % b == 0]
+    if not batches:
+        raise InputError(f"no micro-batch from {low} to {high} divides the global batch {global_batch}")
+    return batches
+
+
+def _plan(
+    facts_of: Callable[[int], ModelFacts],
+    profile: HardwareProfile,
+    batch: int,
+    global_batch: int | None,
+    options: dict[str, Any],
+) -> Tried:
+    accumulation = (global_batch or batch) // batch
+    try:
+        answer = plan(facts_of(batch), profile, accumulation=accumulation, **options)
+    except OutOfTime:
+        answer = Plan(feasible=False)  # at the very edge of what fits: not worth more time
+    return Tried(batch, accumulation, answer)
+
+
+def _largest(batches: list[int], attempt: Callable[[int], Tried]) -> int:
+    """The largest batch that fits, to within a sixteenth: doubling, then bisection.
+
+    More rows never fit where fewer do not.
+    """
+    first = attempt(batches[0])
+    if not first.answer.feasible:
+        raise DoesNotFit(
+            f"not even a micro-batch of {batches[0]} fits",
+            reasons=tuple(reason.model_dump(mode="json") for reason in first.answer.reasons),
+            hint=first.answer.reasons[0].hint if first.answer.reasons else "",
+        )
+    fits, step = 0, 1
+    fails = len(batches)
+    while fits + step < len(batches):
+        if not attempt(batches[fits + step]).answer.feasible:
+            fails = fits + step
+            break
+        fits += step
+        step *= 2
+    while fails - fits > max(1, fits // 16):
+        middle = (fits + fails) // 2
+        fits, fails = (middle, fails) if attempt(batches[middle]).answer.feasible else (fits, middle)
+    return batches[fits]
+
+
+def _grid(batches: list[int]) -> list[int]:
+    ratio = batches[-1] / batches[0]
+    wanted = [batches[0] * ratio ** (k / (GRID - 1)) for k in range(GRID)]
+    return sorted({min(batches, key=lambda b, w=w: abs(b - w)) for w in wanted})  # type: ignore[misc]
+
+
+def _refine(batches: list[int], known: dict[int, Tried], attempt: Callable[[int], Tried]) -> None:
+    """Try the middles beside the best until it is better than both."""
+    for _ in range(3):
+        tried = sorted(batch for batch in known if batch in batches)
+        best = max(tried, key=lambda b: known[b].tokens_per_s)
+        place = tried.index(best)
+        for other in (*tried[max(0, place - 1) : place], *tried[place + 1 : place + 2]):
+            between = [b for b in batches if min(best, other) < b < max(best, other)]
+            if between:
+                attempt(between[len(between) // 2])
+
+
+def _kept(tried: Tried) -> int:
+    policy = tried.answer.policy
+    return sum(layer.internals != "none" for layer in policy.layers) if policy else 0

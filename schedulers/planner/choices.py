@@ -1,0 +1,234 @@
+"""What the full planner chooses, as binary variables, and the memory that each choice takes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from ortools.math_opt.python import mathopt
+
+from ...jobs.model_facts import ModelFacts
+from ...jobs.policy import LayerPolicy, Policy
+from ...jobs.policy.artifact import Home
+from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING, internals_bytes
+from ..costs import staging_bytes, state_bytes
+from ..hardware import Budgets, HardwareProfile
+
+Kept = Literal["matmuls", "all"]
+KEPT: Final[tuple[Kept, ...]] = ("matmuls", "all")
+INTERNALS_HOMES: Final[tuple[Literal["gpu", "host"], ...]] = ("gpu", "host")
+Term = Any
+"""A linear expression of the solver's, or a number."""
+Edge = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is given to the solver, not chosen by it."""
+
+    weight_slots: int = 2
+    staging_slots: int = 2
+    resident: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question to the solver."""
+
+    facts: ModelFacts
+    profile: HardwareProfile
+    budgets: Budgets
+    shape: Shape
+    horizon_s: float
+    """Only step times up to this one are looked for."""
+    longest_block: int = 8
+    accumulation: int = 1
+
+
+class Choices:
+    """Blocks, homes and kept internals: one edge per block, split by whether its first boundary is on the GPU."""
+
+    def __init__(self, model: Any, problem: Problem) -> None:
+        self.model, self.problem, self.facts = model, problem, problem.facts
+        self.sizes, self.layers = problem.facts.boundary_bytes, range(len(problem.facts.layers))
+        self.unit = max(self.sizes)
+        self.host_room, self.nvme_room = self._rooms()
+        self.has_away = max(self.host_room, self.nvme_room) >= min(self.sizes)
+        self._add_edges()
+        self.nvme = [model.add_binary_variable() if self.nvme_room >= self.sizes[i] else None for i in self.layers]
+        self.kept: dict[tuple[int, Kept, Literal["gpu", "host"]], Any] = {}
+        self._add_kept()
+        self._add_path()
+        self._add_budgets()
+        self._add_gpu_memory()
+
+    # ---- variables
+
+    def _rooms(self) -> tuple[int, int]:
+        budgets = self.problem.budgets
+        free = budgets.host_bytes - sum(state_bytes(self.facts).values())
+        host = free - staging_bytes(self.facts, "host", self.problem.accumulation)
+        self.nvme_staging = NVME_STAGING * self.unit
+        return max(0, host), budgets.nvme_bytes if host >= self.nvme_staging else 0
+
+    def _add_edges(self) -> None:
+        self.edges: dict[Edge, list[Any]] = {}
+        self.leaving: dict[int, list[Edge]] = defaultdict(list)
+        self.arriving: dict[int, list[Edge]] = defaultdict(list)
+        for start in self.layers:
+            for end in range(start + 1, min(len(self.layers), start + self.problem.longest_block) + 1):
+                self.edges[start, end] = [self.model.add_binary_variable() for _ in range(1 + self.has_away)]
+                self.leaving[start].append((start, end))
+                self.arriving[end].append((start, end))
+        self.chosen = {edge: mathopt.fast_sum(variables) for edge, variables in self.edges.items()}
+        self.on_gpu = [mathopt.fast_sum(self.edges[e][0] for e in self.leaving[i]) for i in self.layers]
+        self.away = [
+            mathopt.fast_sum(self.edges[e][1] for e in self.leaving[i]) if self.has_away else 0.0 for i in self.layers
+        ]
+
+    def _add_kept(self) -> None:
+        for i in self.layers:
+            for kept in KEPT:
+                size = internals_bytes(self.facts.layers[i], kept)
+                if size:
+                    self.kept[i, kept, "gpu"] = self.model.add_binary_variable()
+                if size and self.host_room >= size:
+                    self.kept[i, kept, "host"] = self.model.add_binary_variable()
+
+    def _add_path(self) -> None:
+        constrain = self.model.add_linear_constraint
+        constrain(mathopt.fast_sum(self.chosen[e] for e in self.leaving[0]) == 1)
+        for i in self.layers[1:]:
+            arriving = mathopt.fast_sum(self.chosen[e] for e in self.arriving[i])
+            constrain(arriving == self.on_gpu[i] + self.away[i])
+        constrain(mathopt.fast_sum(self.chosen[e] for e in self.arriving[len(self.layers)]) == 1)
+        for i in self.layers:
+            variable = self.nvme[i]
+            if variable is not None:
+                constrain(variable <= self.away[i])
+            kept = [variable for (layer, _, _), variable in self.kept.items() if layer == i]
+            if kept:
+                constrain(mathopt.fast_sum(kept) <= self.chosen[i, i + 1])
+
+    def swaps(self, layer: int) -> bool:
+        """Whether internals of the layer may go to the host."""
+        return any((layer, kept, "host") in self.kept for kept in KEPT)
+
+    def swapped(self, layer: int) -> Term:
+        """1 where internals of the layer go to the host."""
+        return mathopt.fast_sum(variable for (_, _, home), variable in self.kept_of(layer) if home == "host")
+
+    def kept_bytes(self, layer: int, *homes: str) -> Term:
+        """Bytes of a layer's internals kept in one of ``homes``."""
+        unit = self.facts.layers[layer]
+        return mathopt.fast_sum(
+            internals_bytes(unit, kept) * variable
+            for (i, kept, home), variable in self.kept_of(layer)
+            if i == layer and home in homes
+        )
+
+    def kept_of(self, layer: int) -> list[tuple[tuple[int, Kept, str], Any]]:
+        keys = [(layer, kept, home) for kept in KEPT for home in INTERNALS_HOMES]
+        return [(key, self.kept[key]) for key in keys if key in self.kept]
+
+    def plainness(self) -> Term:
+        """Number of choices that are not the plainest: what decides between equal plans."""
+        others = [variable for variables in self.edges.values() for variable in variables[1:]]
+        others += [variable for variable in self.nvme if variable is not None]
+        return mathopt.fast_sum([*others, *self.kept.values()])
+
+    # ---- memory
+
+    def _add_budgets(self) -> None:
+        constrain = self.model.add_linear_constraint
+        on_nvme = mathopt.fast_sum(self.sizes[i] / self.unit * v for i, v in enumerate(self.nvme) if v is not None)
+        held = mathopt.fast_sum(
+            self.sizes[i] / self.unit * self.away[i] + self.kept_bytes(i, "host") * (1 / self.unit) for i in self.layers
+        )
+        if any(variable is not None for variable in self.nvme):
+            some = self.model.add_binary_variable()
+            for variable in self.nvme:
+                if variable is not None:
+                    constrain(variable <= some)
+            constrain(on_nvme <= self.problem.budgets.nvme_bytes / self.unit)
+            held += self.nvme_staging / self.unit * some
+        constrain(held - on_nvme <= self.host_room / self.unit)
+
+    def _add_gpu_memory(self) -> None:
+        """Bytes at each forward, at the loss and at each backward."""
+        shape, facts = self.problem.shape, self.facts
+        static = shape.weight_slots * max(layer.weight_bytes for layer in facts.layers) + facts.side_bytes
+        static += sum(facts.layers[i].weight_bytes for i in shape.resident)
+        self.room = self.problem.budgets.gpu_bytes - static
+        held: list[Term] = [0.0]
+        for i in self.layers:
+            here = self.model.add_variable(lb=0.0)
+            grows = (self.sizes[i] * self.on_gpu[i] + self.kept_bytes(i, "gpu")) * (1 / self.unit)
+            self.model.add_linear_constraint(here == held[-1] + grows)
+            held.append(here)
+        for i in self.layers:
+            self._bound_forward(i, held[i])
+            self._bound_backward(i, held[i + 1])
+        head, last = facts.head, len(self.layers) - 1
+        fixed = 3 * self.sizes[-1] + head.backward_workspace_bytes + 2 * head.weight_bytes
+        self._bound(fixed, held[-1], self._coming(last + 1))
+
+    def _bound(self, fixed: float, held: Term, other: Term) -> None:
+        self.model.add_linear_constraint(held + other * (1 / self.unit) <= (self.room - fixed) / self.unit)
+
+    def _bound_forward(self, i: int, held: Term) -> None:
+        layer = self.facts.layers[i]
+        fixed = self.sizes[i] + layer.output_bytes + layer.forward_workspace_bytes
+        fixed += self.facts.head.weight_bytes if i > len(self.layers) - HEAD_AHEAD else 0
+        since = range(max(0, i - self.problem.shape.staging_slots + 1), i)
+        leaving = mathopt.fast_sum(self.sizes[k] * self.away[k] + self.kept_bytes(k, "host") for k in since)
+        self._bound(fixed, held, leaving + self.kept_bytes(i, "gpu", "host"))
+
+    def _bound_backward(self, i: int, held: Term) -> None:
+        layer = self.facts.layers[i]
+        after = [*self.facts.layers, *self.facts.after, self.facts.head]
+        leaving = after[i : i + self.problem.shape.staging_slots]
+        fixed = 2 * self.sizes[i] + layer.backward_workspace_bytes + sum(unit.weight_bytes for unit in leaving)
+        spared = mathopt.fast_sum(
+            min(layer.backward_workspace_bytes, internals_bytes(layer, kept)) * variable
+            for (_, kept, _), variable in self.kept_of(i)
+        )
+        here = self.sizes[i] * self.away[i] + self.kept_bytes(i, "host") - spared
+        self._bound(fixed, held, here + self._coming(i) + self._recomputed(i))
+
+    def _coming(self, i: int) -> Term:
+        """Bytes of what may have come for the layers below ``i``."""
+        ahead = range(max(0, i - self.problem.shape.weight_slots + 1), i)
+        return mathopt.fast_sum(self.sizes[k] * self.away[k] + self.kept_bytes(k, "host") for k in ahead)
+
+    def _recomputed(self, i: int) -> Term:
+        """Bytes of recomputed boundaries of the block that layer ``i`` is in, up to its own."""
+        return mathopt.fast_sum(
+            sum(self.sizes[start + 1 : i + 1]) * chosen
+            for (start, end), chosen in self.chosen.items()
+            if start < i < end
+        )
+
+    # ---- the answer
+
+    def decode(self, values: dict[Any, float]) -> Policy:
+        """The policy that a solution means."""
+        shape, facts = self.problem.shape, self.facts
+        homes: list[Home] = ["recompute"] * len(self.layers)
+        for (start, _), variables in self.edges.items():
+            if values[variables[0]] > 0.5:
+                homes[start] = "gpu"
+            elif self.has_away and values[variables[1]] > 0.5:
+                on_nvme = self.nvme[start] is not None and values[self.nvme[start]] > 0.5
+                homes[start] = "nvme" if on_nvme else "host"
+        kept = {key[0]: key for key, variable in self.kept.items() if values[variable] > 0.5}
+        layers: list[LayerPolicy] = []
+        for i in self.layers:
+            layer = LayerPolicy(index=i, resident=i in shape.resident)
+            if i in kept:
+                layer = layer.model_copy(update={"internals": kept[i][1], "internals_home": kept[i][2]})
+            layers.append(layer)
+        policy = Policy.from_homes(facts, [*homes, "gpu"], accumulation=self.problem.accumulation)
+        changes = {"layers": tuple(layers), "weight_slots": shape.weight_slots, "staging_slots": shape.staging_slots}
+        return policy.model_copy(update=changes)

@@ -1,0 +1,362 @@
+"""The step time of the lowered policy, exactly, as linear constraints on the choices.
+
+Every stream runs its operations in a fixed order, so the step time is the longest path through the program, and an
+operation that is not chosen lasts zero: one variable for the end of each operation, one constraint for each that it
+waits for. Order and waits are those of `jobs.policy.lowering`; times are in units of the problem's horizon.
+
+Before the backward of layer e - 1 there is room for the recomputes of the longest block that may end at boundary e; a
+shorter block leaves the first of them empty. That makes many operations, so there is a ``relaxed`` form that takes the
+recomputes of a block as one and never says more than the step time: for bounds, and for first answers. What a load
+waits for depends on the block (`ring`): the later the wait, the longer the block, so each wait is switched on by the
+edges that are at least that long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from ortools.math_opt.python import mathopt
+
+from ...jobs.model_facts import UnitFacts
+from ...jobs.policy.lowering import GRADIENT_STAGING, HEAD_AHEAD
+from ..costs import BACKWARD_FORWARDS, HOST_PASSES, REFORWARD, forward_seconds
+from .choices import Choices, Edge, Term
+from .ring import Access, Ring, Use
+
+
+@dataclass(slots=True)
+class _Pair:
+    """What frees the two staging buffers of NVMe: the end of their last use, and of the one before it."""
+
+    last: Term = 0.0
+    second: Term = 0.0
+
+
+@dataclass(slots=True)
+class _Micro:
+    """What one micro-batch's backward needs of its forward."""
+
+    number: int
+    staged: _Pair = field(default_factory=_Pair)
+    forwards: list[Term] = field(default_factory=list)
+    after_forward: list[Term] = field(default_factory=list)
+    offloads: list[Term] = field(default_factory=list)
+    swaps: list[Term] = field(default_factory=list)
+    writes: list[Term] = field(default_factory=list)
+    reads: dict[int, Term] = field(default_factory=dict)
+    reloads: dict[int, Term] = field(default_factory=dict)
+    uses: dict[Use, Term] = field(default_factory=dict)
+
+
+class Timing:
+    """Adds the times of ``choices`` to its model; ``step`` is the step time over the horizon."""
+
+    def __init__(self, choices: Choices, *, relaxed: bool = False) -> None:
+        self.choices, self.problem, self.relaxed = choices, choices.problem, relaxed
+        self.model, self.facts, self.profile = choices.model, choices.facts, choices.problem.profile
+        self.scale = 1 / self.problem.horizon_s
+        self.units, self.first, self.layers = self.facts.units, len(self.facts.before), len(self.facts.layers)
+        self.head = len(self.units) - 1
+        shape = self.problem.shape
+        self.staging = shape.staging_slots
+        self.ring = Ring(self.layers, shape.weight_slots, shape.resident)
+        self.blocks = {edge: self.ring.block(*edge) for edge in choices.edges}
+        by_name = {unit.name: i for i, unit in enumerate(self.units)}
+        self.owner = [by_name.get(unit.shares_weights_with, i) for i, unit in enumerate(self.units)]
+        self.parts_left = Counter({u: self.owner.count(u) * self.problem.accumulation for u in set(self.owner)})
+        self.parts_total = dict(self.parts_left)
+        self.last: dict[str, Term] = defaultdict(float)
+        self.mains: list[Term] = []  # ends of compute operations but recomputes
+        self.gradients: list[Term] = []
+        self.accumulates: list[Term] = []
+        self._add_updates()
+        for number in range(self.problem.accumulation):
+            micro = _Micro(number)
+            self._add_forward(micro)
+            self._add_backward(micro)
+        self.step = self.last["cpu"]
+
+    # ---- building blocks
+
+    def _end(self, duration: Term, *after: Term) -> Term:
+        """End of an operation that lasts ``duration`` and waits for all of ``after``."""
+        end = self.model.add_variable(lb=0.0, ub=1.0)
+        for other in after:
+            self.model.add_linear_constraint(end >= other + duration)
+        return end
+
+    def _on(self, stream: str, duration: Term, *after: Term) -> Term:
+        self.last[stream] = self._end(duration, self.last[stream], *after)
+        return self.last[stream]
+
+    def _wait(self, end: Term, duration: Term, other: Term, condition: Term) -> None:
+        """``end`` comes ``duration`` after ``other`` where ``condition`` is 1 and not 0."""
+        self.model.add_linear_constraint(end >= other + duration - (1 - condition))
+
+    def _compute(self, forwards: Term, unit: UnitFacts, *after: Term) -> Term:
+        """A compute operation other than a recompute."""
+        overhead_s = self.profile.operation_overhead_s * self.scale
+        end = self._on("compute", forwards * self._forward(unit) + overhead_s, *self._gradients_due(), *after)
+        self.mains.append(end)
+        return end
+
+    def _forward(self, unit: UnitFacts) -> float:
+        return forward_seconds(unit, self.facts, self.profile) * self.scale
+
+    def _gradients_due(self) -> list[Term]:
+        return self.gradients[-self.staging :][:1] if len(self.gradients) >= self.staging else []
+
+    def _per_byte(self, rate: float) -> float:
+        return self.scale / rate
+
+    def _load_unit(self, u: int, ahead: int) -> Term:
+        """Load a unit that is no layer."""
+        freed = [self.mains[-ahead]] if len(self.mains) >= ahead else []
+        seconds = self.units[u].weight_bytes * self._per_byte(self.profile.h2d_bytes_s)
+        return self._on("h2d", seconds, self.updated[u], *freed)
+
+    def _copies_due(self, micro: _Micro, position: int) -> list[Term]:
+        """Copies out that the compute operation ``position`` after the first layer's forward waits for.
+
+        In later micro-batches a copy that is not chosen would stand behind the gradients of the one before, so there
+        the wait ends at 0 for it.
+        """
+        i = position - self.staging
+        if not 0 <= i < self.layers:
+            return []
+        due = [(micro.offloads[i], self.choices.away[i])] if micro.offloads else []
+        if self.choices.swaps(i):
+            due.append((micro.swaps[i], self.choices.swapped(i)))
+        return [end if not micro.number else end + chosen - 1 for end, chosen in due]
+
+    def _add_updates(self) -> None:
+        self.updated = [0.0] * len(self.units)
+        end = 0.0
+        for u, unit in enumerate(self.units):
+            if self.owner[u] == u:
+                end += unit.parameters / self.profile.update_parameters_s * self.scale
+            self.updated[u] = end if self.owner[u] == u else self.updated[self.owner[u]]
+        self.last["cpu"] = end
+
+    # ---- forward
+
+    def _add_forward(self, micro: _Micro) -> None:
+        for u in range(self.first):
+            self._compute(1.0, self.units[u], self._load_unit(u, 2))
+        for i in range(self.layers):
+            load = self._load_forward(micro, i)
+            self._add_offload(micro, i)
+            end = self._compute(1.0, self.facts.layers[i], *load, *self._copies_due(micro, i))
+            micro.forwards.append(end)
+            micro.uses[Use("forward", i)] = end
+            if self.choices.swaps(i):
+                seconds = self.choices.kept_bytes(i, "host") * self._per_byte(self.profile.d2h_bytes_s)
+                micro.swaps.append(self._on("d2h", seconds, end))
+            else:
+                micro.swaps.append(end)
+        for u in range(self.first + self.layers, self.head + 1):
+            load = [self._load_unit(u, HEAD_AHEAD)]
+            forwards = 1.0 if u < self.head else 1.0 + BACKWARD_FORWARDS
+            self._compute(forwards, self.units[u], *load, *self._copies_due(micro, u - self.first))
+        micro.after_forward = self.mains[-(self.head + 1 - self.first) + 1 :]
+        self._add_reads(micro)
+
+    def _load_forward(self, micro: _Micro, i: int) -> list[Term]:
+        if micro.number and self.ring.stays_from_backward(i):
+            return []
+        after = self.ring.forward_after(i)
+        freed = [micro.forwards[after]] if after is not None else []
+        seconds = self.facts.layers[i].weight_bytes * self._per_byte(self.profile.h2d_bytes_s)
+        return [self._on("h2d", seconds, self.updated[self.first + i], *freed)]
+
+    def _add_offload(self, micro: _Micro, i: int) -> None:
+        """Copy a boundary out while its layer computes, and on to NVMe where it lives there."""
+        if not self.choices.has_away:
+            return
+        size, nvme = self.choices.sizes[i], self.choices.nvme[i]
+        seconds = size * self._per_byte(self.profile.d2h_bytes_s) * self.choices.away[i]
+        offload = self._on("d2h", seconds, *self.mains[-1:])
+        micro.offloads.append(offload)
+        if nvme is None:
+            micro.writes.append(offload)
+            return
+        self._wait(offload, seconds, micro.staged.second, nvme)
+        written = self._on("nvme_write", size * self._per_byte(self.profile.nvme_write_bytes_s) * nvme, offload)
+        micro.writes.append(written)
+        self._advance(micro.staged, written, nvme)
+
+    def _advance(self, pair: _Pair, end: Term, chosen: Term) -> None:
+        """Note an operation that ends at ``end`` if it is chosen."""
+        second, last = self._end(0.0, pair.second), self._end(0.0, pair.last)
+        self._wait(second, 0.0, pair.last, chosen)
+        self._wait(last, 0.0, end, chosen)
+        pair.second, pair.last = second, last
+
+    def _add_reads(self, micro: _Micro) -> None:
+        """Reads from NVMe, highest layer first, as soon as one of two staging buffers is empty."""
+        for i in range(self.layers - 1, -1, -1):
+            nvme = self.choices.nvme[i]
+            if nvme is None:
+                continue
+            seconds = self.choices.sizes[i] * self._per_byte(self.profile.nvme_read_bytes_s) * nvme
+            micro.reads[i] = self._on("nvme_read", seconds, micro.writes[i])
+            self._wait(micro.reads[i], seconds, micro.staged.second, nvme)
+            micro.reloads[i] = self._end(0.0)
+            self._advance(micro.staged, micro.reloads[i], nvme)
+
+    # ---- backward
+
+    def _add_backward(self, micro: _Micro) -> None:
+        position = self.head + 1 - self.first
+        self._compute(0.0, self.facts.head, *self._copies_due(micro, position))
+        self._add_gradient(self.head)
+        for u in range(self.head - 1, self.first + self.layers - 1, -1):
+            position += 1
+            load = self._load_unit(u, 2)
+            forwards = REFORWARD["none"] + BACKWARD_FORWARDS
+            self._compute(forwards, self.units[u], load, *self._copies_due(micro, position))
+            self._add_gradient(u)
+        for i in range(self.layers - 1, -1, -1):
+            position += 1
+            self._add_layer_backward(micro, i, self._copies_due(micro, position))
+            self._add_gradient(self.first + i)
+        for u in range(self.first - 1, -1, -1):
+            self._compute(REFORWARD["none"] + BACKWARD_FORWARDS, self.units[u], self._load_unit(u, 2))
+            self._add_gradient(u)
+
+    def _add_layer_backward(self, micro: _Micro, i: int, copies: list[Term]) -> None:
+        """The recomputes of a block that ends after layer ``i``, and its backward."""
+        end, choices = i + 1, self.choices
+        if self.relaxed:
+            self._add_block_at_once(micro, end)
+        for start in () if self.relaxed else range(max(0, end - self.problem.longest_block), i):
+            self._add_fetch(micro, start, end)
+            exists = mathopt.fast_sum(choices.chosen[e] for e in choices.arriving[end] if e[0] <= start)
+            seconds = self._forward(self.facts.layers[start]) + self.profile.operation_overhead_s * self.scale
+            waits = [self.last["h2d"], *self._gradients_due(), *copies]
+            micro.uses[Use("recompute", start)] = self._on("compute", seconds * exists, *waits)
+        self._add_fetch(micro, i, end)
+        spared = mathopt.fast_sum(
+            (REFORWARD["none"] - REFORWARD[kept]) * variable
+            for (layer, kept, _), variable in choices.kept_of(i)
+            if layer == i
+        )
+        forwards = REFORWARD["none"] + BACKWARD_FORWARDS - spared
+        end_i = self._compute(forwards, self.facts.layers[i], self.last["h2d"], *copies)
+        micro.uses[Use("backward", i)] = end_i
+
+    def _add_block_at_once(self, micro: _Micro, end: int) -> None:
+        """The recomputes of a block as one, and all that they load as one; neither waits for the other.
+
+        Every policy is at least as slow as this says.
+        """
+        compute: list[Term] = []
+        bytes_in: list[Term] = []
+        for edge in self.choices.arriving[end]:
+            accesses = [access for access in self.blocks[edge] if access.use.kind == "recompute"]
+            if accesses:
+                layers = [self.facts.layers[access.use.layer] for access in accesses]
+                seconds = sum(self._forward(layer) + self.profile.operation_overhead_s * self.scale for layer in layers)
+                loads = sum(a.loads * layer.weight_bytes for a, layer in zip(accesses, layers, strict=True))
+                compute.append(seconds * self.choices.chosen[edge])
+                bytes_in.append(loads * self.choices.chosen[edge])
+                if self.choices.has_away:
+                    bytes_in.append(self.choices.sizes[edge[0]] * self.choices.edges[edge][1])
+        if compute:
+            held = self.ring.held(end)[0]
+            seconds = mathopt.fast_sum(bytes_in) * self._per_byte(self.profile.h2d_bytes_s)
+            self._on("h2d", seconds, *([micro.uses[held]] if held is not None and not self.ring.resident else []))
+            self._on("compute", mathopt.fast_sum(compute))
+
+    def _add_fetch(self, micro: _Micro, layer: int, end: int) -> None:
+        """All that comes to the GPU before ``layer`` first runs in the block that ends at ``end``."""
+        if layer not in self.ring.resident:
+            self._add_load(micro, layer, end)
+        since = self.ring.oldest_of_all(end)
+        if self.choices.has_away:
+            self._add_reload(micro, layer, end, since)
+        if layer == end - 1 and self.choices.swaps(layer):
+            size = self.choices.kept_bytes(layer, "host")
+            chosen = self.choices.swapped(layer)
+            seconds = size * self._per_byte(self.profile.h2d_bytes_s)
+            swap = self._on("h2d", seconds)
+            self._wait_since(micro, swap, seconds, since, chosen)
+            if since is None or since.kind == "forward":
+                self._wait(swap, seconds, micro.after_forward[layer], chosen)
+                self._wait(swap, seconds, micro.swaps[layer], chosen)
+
+    def _wait_since(self, micro: _Micro, end: Term, seconds: Term, since: Use | None, chosen: Term) -> None:
+        """Wait for a use; one that is not chosen may wait too, unless resident layers let later loads pass it."""
+        if since is None:
+            return
+        if self.ring.resident:
+            self._wait(end, seconds, micro.uses[since], chosen)
+        else:
+            self.model.add_linear_constraint(end >= micro.uses[since] + seconds)
+
+    def _add_reload(self, micro: _Micro, layer: int, end: int, since: Use | None) -> None:
+        edge = self.choices.edges[layer, end][1]
+        seconds = self.choices.sizes[layer] * self._per_byte(self.profile.h2d_bytes_s) * edge
+        reload = self._on("h2d", seconds)
+        self._wait_since(micro, reload, seconds, since, edge)
+        if since is None or since.kind == "forward":
+            self._wait(reload, seconds, micro.forwards[layer], edge)
+            self._wait(reload, seconds, micro.offloads[layer], edge)
+        if layer in micro.reads:
+            self._wait(reload, seconds, micro.reads[layer], edge)
+            self._wait(micro.reloads[layer], 0.0, reload, edge)
+
+    def _add_load(self, micro: _Micro, layer: int, end: int) -> None:
+        """The load for a layer's first use in the block, or, for the last layer of what may be a block, for any use."""
+        choices, held = self.choices, self.ring.held(end)
+        order = {use: rank for rank, use in enumerate(held)}
+        waits: dict[Use | None, list[Edge]] = defaultdict(list)
+        for edge in choices.arriving[end]:
+            access = _first(self.blocks[edge], layer)
+            if access is not None and access.loads:
+                waits[access.after].append(edge)
+        if layer == end - 1:
+            waits[held[0]] += [e for e in self._around(layer) if _loads_backward(self.blocks[e], layer)]
+        loading = [edge for edges in waits.values() for edge in edges]
+        if not loading:
+            return
+        size = self.facts.layers[layer].weight_bytes * self._per_byte(self.profile.h2d_bytes_s)
+        seconds = size * mathopt.fast_sum(choices.chosen[edge] for edge in loading)
+        load = self._on("h2d", seconds, *([micro.uses[held[0]]] if held[0] is not None else []))
+        ranked = sorted(waits, key=lambda use: order.get(use, len(held)))
+        for rank, use in enumerate(ranked):
+            if use is not None and use != held[0] and use in micro.uses:
+                later = mathopt.fast_sum(choices.chosen[edge] for one in ranked[rank:] for edge in waits[one])
+                self._wait(load, seconds, micro.uses[use], later)
+
+    def _around(self, layer: int) -> list[Edge]:
+        """Blocks of which the layer is neither the last nor outside."""
+        longest = self.problem.longest_block
+        starts = range(max(0, layer - longest + 2), layer + 1)
+        return [(start, end) for start in starts for end in range(layer + 2, min(self.layers, start + longest) + 1)]
+
+    def _add_gradient(self, u: int) -> None:
+        """Copy a gradient out, add it to what its master has, and sum its squares when it is the last."""
+        owner, size = self.owner[u], self.units[u].weight_bytes
+        adds = self.parts_left[owner] < self.parts_total[owner]
+        waits = [self.mains[-1]]
+        if adds and len(self.accumulates) >= GRADIENT_STAGING:
+            waits.append(self.accumulates[-GRADIENT_STAGING])
+        landed = self._on("d2h", size * self._per_byte(self.profile.d2h_bytes_s), *waits)
+        self.gradients.append(landed)
+        per_byte = self._per_byte(self.profile.host_bytes_s)
+        if adds:
+            landed = self._on("cpu", HOST_PASSES["accumulate"] * size * per_byte, landed)
+            self.accumulates.append(landed)
+        self.parts_left[owner] -= 1
+        if not self.parts_left[owner]:
+            self._on("cpu", HOST_PASSES["norm"] * self.units[owner].weight_bytes * per_byte, landed)
+
+
+def _first(accesses: list[Access], layer: int) -> Access | None:
+    return next((access for access in accesses if access.use.layer == layer), None)
+
+
+def _loads_backward(accesses: list[Access], layer: int) -> bool:
+    return any(access.loads for access in accesses if access.use == Use("backward", layer))

@@ -1,0 +1,162 @@
+"""The full planner's program means what the simulator means: for any policy, and so for the best one."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from ortools.math_opt.python import mathopt
+
+from lazytrain.jobs.model_facts import ModelFacts
+from lazytrain.jobs.policy import LayerPolicy, Policy
+from lazytrain.schedulers.baselines import shortages
+from lazytrain.schedulers.costs import state_bytes
+from lazytrain.schedulers.hardware import Budgets, HardwareProfile
+from lazytrain.schedulers.planner.choices import Choices, Problem, Shape
+from lazytrain.schedulers.planner.exact import solve_exact
+from lazytrain.schedulers.planner.timing import Timing
+from lazytrain.schedulers.simulator import simulate
+
+MIB = 1 << 20
+Make = Callable[..., ModelFacts]
+Machine = Callable[..., HardwareProfile]
+PLENTY = Budgets(gpu_bytes=1 << 34, host_bytes=1 << 36, nvme_bytes=1 << 34)
+INTERNALS = [("none", "gpu"), ("matmuls", "gpu"), ("matmuls", "host"), ("all", "gpu"), ("all", "host")]
+
+
+def draw_facts(make_facts: Make, choose: random.Random, layers: int) -> ModelFacts:
+    """Layers of equal or of different speed, from links that are no trouble to links that are."""
+    flops: Any = [choose.uniform(0.5, 8) * 1e9 for _ in range(layers)] if choose.random() < 0.5 else 3e9
+    return make_facts(
+        layers,
+        flops=flops,
+        workspace=choose.choice((0, 4, 12)) * MIB,
+        tied=choose.random() < 0.4,
+        parameters=int(choose.choice((0.2, 0.5, 1, 2)) * MIB),
+    )
+
+
+def draw_profile(make_profile: Machine, choose: random.Random) -> HardwareProfile:
+    return make_profile(
+        h2d_bytes_s=choose.choice((0.5e9, 1e9, 2e9)),
+        d2h_bytes_s=choose.choice((0.5e9, 1e9, 2e9)),
+        nvme_read_bytes_s=choose.choice((0.2e9, 1e9)),
+        nvme_write_bytes_s=choose.choice((0.2e9, 1e9)),
+        update_parameters_s=choose.choice((0.3e9, 1e9, 5e9)),
+        operation_overhead_s=choose.choice((0.0, 1e-4)),
+    )
+
+
+def draw_policy(facts: ModelFacts, choose: random.Random, accumulation: int, homes_of: list[str]) -> Policy:
+    """Any policy that the full planner could choose."""
+    layers, resident_share = len(facts.layers), choose.choice((0.0, 0.0, 0.4))
+    recomputed = choose.random()
+    homes: list[Any] = [
+        "recompute" if i and choose.random() < recomputed else choose.choice(homes_of) for i in range(layers)
+    ]
+    homes.append("gpu")
+    kept = [choose.choice(INTERNALS) if "recompute" not in homes[i : i + 2] else ("none", "gpu") for i in range(layers)]
+    made = Policy.from_homes(facts, homes, accumulation=accumulation, weight_slots=choose.choice((2, 3, 4)))
+    changes = {
+        "staging_slots": choose.choice((1, 2, 3)),
+        "layers": tuple(
+            LayerPolicy(index=i, internals=kind, internals_home=home, resident=choose.random() < resident_share)
+            for i, (kind, home) in enumerate(kept)
+        ),
+    }
+    return made.model_copy(update=changes)
+
+
+def step_of(policy: Policy, problem: Problem, *, relaxed: bool = False) -> float:
+    """The program's step time when every choice is that of ``policy``, in seconds."""
+    model = mathopt.Model()
+    choices = Choices(model, problem)
+    timing = Timing(choices, relaxed=relaxed)
+    kept = [i for i, home in enumerate(policy.homes) if home != "recompute"]
+    blocks = {(start, end): policy.homes[start] for start, end in itertools.pairwise(kept)}
+
+    def fix(variable: Any, on: bool) -> None:
+        variable.lower_bound = variable.upper_bound = float(on)
+
+    for edge, variables in choices.edges.items():
+        for variable, homes in zip(variables, (("gpu",), ("host", "nvme")), strict=True):
+            fix(variable, blocks.get(edge) in homes)
+    for i, variable in enumerate(choices.nvme):
+        fix(variable, policy.homes[i] == "nvme")
+    for (i, kind, home), variable in choices.kept.items():
+        fix(variable, (policy.layers[i].internals, policy.layers[i].internals_home) == (kind, home))
+    model.minimize(timing.step)
+    result = mathopt.solve(model, mathopt.SolverType.HIGHS)
+    assert result.has_primal_feasible_solution(), result.termination
+    assert choices.decode(result.variable_values()).homes == policy.homes
+    return float(result.variable_values()[timing.step]) * problem.horizon_s
+
+
+def shape_of(policy: Policy) -> Shape:
+    resident = frozenset(layer.index for layer in policy.layers if layer.resident)
+    return Shape(policy.weight_slots, policy.staging_slots, resident)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_policy_takes_as_long_as_in_the_simulator(make_facts: Make, make_profile: Machine, seed: int) -> None:
+    choose = random.Random(seed)
+    facts = draw_facts(make_facts, choose, choose.randint(1, 11))
+    profile, accumulation = draw_profile(make_profile, choose), choose.choice((1, 1, 2, 3))
+    policy = draw_policy(facts, choose, accumulation, ["gpu", "host"] if seed % 3 else ["gpu", "host", "nvme"])
+    expected = simulate(policy, facts, profile).step_s
+    horizon_s = expected * choose.choice((1.001, 1.5, 3.0))
+    problem = Problem(facts, profile, PLENTY, shape_of(policy), horizon_s, 12, accumulation)
+    assert step_of(policy, problem) == pytest.approx(expected, rel=1e-5)
+    assert step_of(policy, problem, relaxed=True) <= expected * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_optimum_is_the_simulated_step_of_its_policy(make_facts: Make, make_profile: Machine, seed: int) -> None:
+    choose = random.Random(seed)
+    facts, profile = draw_facts(make_facts, choose, choose.randint(2, 9)), draw_profile(make_profile, choose)
+    shape = Shape(choose.choice((2, 3)), choose.choice((1, 2, 3)))
+    budgets = tight_budgets(facts, shape, choose)
+    horizon_s = 2 * simulate(Policy.from_homes(facts, ["gpu"] * (len(facts.layers) + 1)), facts, profile).step_s
+    answer = solve_exact(Problem(facts, profile, budgets, shape, horizon_s), gap=1e-4)
+    if answer.policy is None:
+        assert answer.status == "INFEASIBLE"
+        return
+    assert answer.step_s == pytest.approx(simulate(answer.policy, facts, profile).step_s, rel=1e-3)
+    assert answer.bound_s <= answer.step_s * (1 + 1e-9) and answer.bound_s >= answer.step_s * (1 - 1e-3)
+
+
+def tight_budgets(facts: ModelFacts, shape: Shape, choose: random.Random) -> Budgets:
+    slots = shape.weight_slots * facts.layers[0].weight_bytes
+    return Budgets(
+        gpu_bytes=slots + int(choose.uniform(20, 60) * MIB),
+        host_bytes=sum(state_bytes(facts).values()) + choose.choice((16, 24, 60, 120)) * MIB,
+        nvme_bytes=0,
+    )
+
+
+def every_policy(facts: ModelFacts, shape: Shape) -> Iterator[Policy]:
+    """All policies of three layers with one shape."""
+    layers = range(len(facts.layers))
+    for homes in itertools.product(("gpu", "host"), *[("gpu", "host", "recompute")] * (len(facts.layers) - 1)):
+        ends = [*homes, "gpu"]
+        kinds = [INTERNALS if "recompute" not in ends[i : i + 2] else INTERNALS[:1] for i in layers]
+        for kept in itertools.product(*kinds):
+            made = Policy.from_homes(facts, ends, weight_slots=shape.weight_slots)
+            chosen = [LayerPolicy(index=i, internals=kept[i][0], internals_home=kept[i][1]) for i in layers]
+            yield made.model_copy(update={"staging_slots": shape.staging_slots, "layers": tuple(chosen)})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_policy_of_a_small_chain_is_faster(make_facts: Make, make_profile: Machine, seed: int) -> None:
+    """All of up to 1,250 policies that fit, against the solver's."""
+    choose = random.Random(seed)
+    facts, profile, shape = draw_facts(make_facts, choose, 3), draw_profile(make_profile, choose), Shape(2, 2)
+    budgets = tight_budgets(facts, shape, choose)
+    steps = {p: simulate(p, facts, profile).step_s for p in every_policy(facts, shape)}
+    answer = solve_exact(Problem(facts, profile, budgets, shape, max(steps.values())), gap=1e-6)
+    fitting = sorted((step_s, p.to_json()) for p, step_s in steps.items() if not shortages(p, facts, budgets))
+    assert answer.step_s is not None and fitting
+    assert answer.step_s == pytest.approx(fitting[0][0], rel=1e-4)

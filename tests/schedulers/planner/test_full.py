@@ -1,0 +1,137 @@
+"""The full planner: what is handed out fits, is no slower than any rule, and says what was proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lazytrain.jobs.errors import LazytrainError
+from lazytrain.jobs.model_facts import ModelFacts
+from lazytrain.schedulers.baselines import shortages
+from lazytrain.schedulers.costs import state_bytes
+from lazytrain.schedulers.hardware import Budgets, HardwareProfile
+from lazytrain.schedulers.planner import full, plan
+from lazytrain.schedulers.planner.exact import Exact
+from lazytrain.schedulers.simulator import simulate
+
+MIB = 1 << 20
+Make = Callable[..., ModelFacts]
+Machine = Callable[..., HardwareProfile]
+
+
+@pytest.fixture
+def facts(make_facts: Make) -> ModelFacts:
+    """12 layers whose compute hides some traffic, with 8 MiB of working memory."""
+    return make_facts(12, flops=5e9, workspace=8 * MIB)
+
+
+def host_memory(facts: ModelFacts, boundaries: int) -> int:
+    """Host memory for the model's state and some boundaries."""
+    return sum(state_bytes(facts).values()) + boundaries * MIB
+
+
+@pytest.mark.parametrize("gpu", [24, 30, 44, 80, 400])
+@pytest.mark.parametrize("host,nvme", [(0, 0), (6, 20), (400, 0)])
+def test_a_plan_fits_and_no_rule_is_faster(
+    facts: ModelFacts, make_profile: Machine, gpu: int, host: int, nvme: int
+) -> None:
+    profile = make_profile(h2d_bytes_s=2e9, d2h_bytes_s=2e9)
+    budgets: dict[str, Any] = {
+        "gpu_memory": gpu * MIB, "host_memory": host_memory(facts, host), "nvme": nvme * MIB,
+    }  # fmt: skip
+    answer = plan(facts, profile, **budgets)
+    if not answer.feasible:
+        assert gpu == 24 and answer.reasons
+        return
+    assert answer.policy and answer.predicted and answer.solver
+    assert shortages(answer.policy, facts, Budgets.of(profile, **budgets)) == []
+    assert answer.predicted.step_s == simulate(answer.policy, facts, profile).step_s
+    assert all(answer.predicted.step_s <= rule.step_s for rule in answer.baselines.values())
+    assert answer.solver.planner == "full"
+    if not nvme:  # two staging buffers on the way to and from NVMe make the bound loose
+        assert answer.solver.status == "OPTIMAL"
+        assert answer.solver.gap is not None and 0 <= answer.solver.gap <= 0.01
+
+
+def test_memory_for_everything_means_that_nothing_runs_twice(facts: ModelFacts, make_profile: Machine) -> None:
+    answer = plan(facts, make_profile(), gpu_memory=1000 * MIB, host_memory=host_memory(facts, 0))
+    assert answer.predicted and answer.predicted.compute_units == pytest.approx(3.0)
+    assert answer.predicted.step_s <= answer.baselines["keep_all"].step_s
+
+
+def test_a_fast_link_swaps_what_a_slow_link_recomputes(facts: ModelFacts, make_profile: Machine) -> None:
+    units = []
+    for rate in (0.5e9, 50e9):
+        profile = make_profile(h2d_bytes_s=rate, d2h_bytes_s=rate)
+        answer = plan(facts, profile, gpu_memory=75 * MIB, host_memory=host_memory(facts, 400))
+        assert answer.policy and answer.predicted
+        units.append(answer.predicted.compute_units)
+        swapped = [x for x in answer.policy.layers if x.internals != "none" and x.internals_home == "host"]
+        assert bool(swapped) == (rate > 1e9)
+    assert units[1] < units[0]
+
+
+def test_more_memory_is_never_slower(facts: ModelFacts, make_profile: Machine) -> None:
+    """To within what the solver leaves open."""
+    profile = make_profile(h2d_bytes_s=2e9, d2h_bytes_s=2e9)
+    last = float("inf")
+    for gpu in (30, 40, 55, 80, 120):
+        answer = plan(facts, profile, gpu_memory=gpu * MIB, host_memory=host_memory(facts, 60))
+        assert answer.predicted and answer.predicted.step_s <= last * 1.01
+        last = answer.predicted.step_s
+
+
+@pytest.mark.parametrize("accumulation", [2, 5])
+def test_micro_batches_are_planned_too(facts: ModelFacts, make_profile: Machine, accumulation: int) -> None:
+    answer = plan(facts, make_profile(), gpu_memory=60 * MIB, accumulation=accumulation)
+    assert answer.policy and answer.policy.accumulation == accumulation and answer.predicted
+    assert all(answer.predicted.step_s <= rule.step_s for rule in answer.baselines.values())
+    assert answer.solver and (answer.solver.gap is None) == (accumulation > full.MOST_MICRO_BATCHES)
+
+
+def test_resident_layers_help_where_weights_are_the_traffic(make_facts: Make, make_profile: Machine) -> None:
+    facts = make_facts(12, flops=1e8, parameters=2 * MIB, boundary=MIB // 16)
+    answer = plan(facts, make_profile(d2h_bytes_s=4e9), gpu_memory=60 * MIB)
+    assert answer.policy and any(layer.resident for layer in answer.policy.layers)
+    assert answer.predicted and answer.predicted.step_s < 0.95 * answer.baselines["every_layer"].step_s
+
+
+def test_equal_questions_get_byte_equal_policies(facts: ModelFacts, make_profile: Machine) -> None:
+    first, second = (plan(facts, make_profile(), gpu_memory=44 * MIB).policy for _ in range(2))
+    assert first and second and first.to_json() == second.to_json()
+
+
+def test_out_of_time_gives_the_best_rule(
+    facts: ModelFacts, make_profile: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full, "solve_exact", lambda *_, **__: Exact("NO_SOLUTION"))
+    answer = plan(facts, make_profile(), gpu_memory=44 * MIB)
+    assert answer.solver and answer.solver.status == "FEASIBLE" and answer.predicted
+    assert answer.predicted.step_s <= min(rule.step_s for rule in answer.baselines.values())
+
+
+def test_a_host_too_small_for_the_state_is_refused_to_the_byte(facts: ModelFacts, make_profile: Machine) -> None:
+    answer = plan(facts, make_profile(), host_memory=MIB)
+    (reason,) = answer.reasons
+    assert (reason.resource, reason.needed_bytes) == ("host_memory", host_memory(facts, 0))
+    assert plan(facts, make_profile(), host_memory=reason.needed_bytes).feasible
+
+
+def test_a_gpu_too_small_is_refused_with_what_is_enough(facts: ModelFacts, make_profile: Machine) -> None:
+    answer = plan(facts, make_profile(), gpu_memory=10 * MIB)
+    (reason,) = answer.reasons
+    assert reason.resource == "gpu_memory" and reason.shortfall_bytes == reason.needed_bytes - 10 * MIB
+    assert plan(facts, make_profile(), gpu_memory=reason.needed_bytes).feasible
+
+
+def test_time_that_ran_out_is_never_called_infeasible(
+    facts: ModelFacts, make_profile: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_time(_: Any) -> None:
+        raise full.OutOfTimeError
+
+    monkeypatch.setattr(full, "find", out_of_time)
+    with pytest.raises(LazytrainError, match="in the time it had"):
+        plan(facts, make_profile(), gpu_memory=16 * MIB, host_memory=host_memory(facts, 0))

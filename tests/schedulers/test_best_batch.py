@@ -1,0 +1,57 @@
+"""The best batch by prediction: not the largest where keeping more pays, and found among divisors when accumulating."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from lazytrain.jobs.errors import DoesNotFit, InputError
+from lazytrain.jobs.model_facts import ModelFacts
+from lazytrain.schedulers.best_batch import best_batch
+from lazytrain.schedulers.hardware import HardwareProfile
+
+MIB = 1 << 20
+Make = Callable[..., ModelFacts]
+Machine = Callable[..., HardwareProfile]
+
+
+def facts_at(make_facts: Make, batch: int, *, parameters: int = MIB // 8) -> ModelFacts:
+    """Boundaries of a quarter MiB and 1e9 operations per row, layers whose weights load faster than that."""
+    return make_facts(
+        6, boundary=batch * MIB // 4, parameters=parameters, flops=batch * 1e9, workspace=batch * MIB, micro_batch=batch
+    )
+
+
+def test_a_smaller_batch_that_keeps_internals_beats_the_largest(make_facts: Make, make_profile: Machine) -> None:
+    profile = make_profile(gpu_memory_bytes=64 * MIB, h2d_bytes_s=2e9, d2h_bytes_s=2e8)
+    found = best_batch(partial(facts_at, make_facts), profile, high=64)
+    assert found.best.micro_batch < found.largest.micro_batch
+    assert found.best.tokens_per_s > found.largest.tokens_per_s
+    assert f"faster than {found.largest.micro_batch}, the largest that fits" in found.words
+    assert "keeps the internals" in found.words
+    assert [tried.micro_batch for tried in found.tried] == sorted({tried.micro_batch for tried in found.tried})
+
+
+def test_the_largest_batch_wins_where_weights_are_the_traffic(make_facts: Make, make_profile: Machine) -> None:
+    profile = make_profile(gpu_memory_bytes=64 * MIB, h2d_bytes_s=2e8, d2h_bytes_s=2e8)
+    found = best_batch(partial(facts_at, make_facts, parameters=MIB), profile, high=8)
+    assert found.best.micro_batch >= found.largest.micro_batch // 2
+    assert found.best.tokens_per_s > 2 * found.tried[0].tokens_per_s
+
+
+def test_micro_batches_divide_the_global_batch(make_facts: Make, make_profile: Machine) -> None:
+    profile = make_profile(gpu_memory_bytes=64 * MIB)
+    found = best_batch(partial(facts_at, make_facts), profile, high=16, global_batch=12)
+    assert {tried.micro_batch for tried in found.tried} <= {1, 2, 3, 4, 6, 12}
+    assert all(tried.micro_batch * tried.accumulation == 12 for tried in found.tried)
+
+
+def test_nothing_fits_or_nothing_to_search(make_facts: Make, make_profile: Machine) -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        best_batch(partial(facts_at, make_facts), make_profile(gpu_memory_bytes=MIB))
+    assert caught.value.reasons[0]["resource"] == "gpu_memory"
+    for wrong in ({"low": 4, "high": 2}, {"low": 5, "high": 7, "global_batch": 16}):
+        with pytest.raises(InputError):
+            best_batch(partial(facts_at, make_facts), make_profile(), **wrong)
