@@ -17,10 +17,11 @@ def learning_rate(section: Train, step: int, total_steps: int) -> float:
     if step <= warmup:
         return section.learning_rate * step / warmup
     progress = (step - warmup) / max(1, total_steps - warmup)
+    decay = section.decay_steps(total_steps)
     factor = {
         "constant": 1.0,
         "linear": 1.0 - progress,
         "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
-        "wsd": min(1.0, (total_steps - step) / max(1, section.decay_steps(total_steps))),
+        "wsd": min(1.0, (total_steps - step) / decay) if decay else 1.0,
     }[section.schedule]
     return section.learning_rate * factor

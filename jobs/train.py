@@ -176,15 +176,18 @@ class _Run:
         self.times: list[float] = []
         self.before: float | None = None
         self.saved_at = -1
+        self.eval_losses: list[float] = []
+        self.spent_s = 0.0
         checkpoint = self.store.latest()
         if checkpoint is not None:
             self._resume(checkpoint)
         elif len(self.data.eval):
             self.before = self._exact_match().rate
             self._report(0, {"exact_match": self.before})
+        self.started = time.monotonic()
         for batch in self._remaining():
             self._step(batch)
-            if self.stop():
+            if self.stop() or self._out_of_time():
                 self._save()
                 return self._result("stopped", None)
         self._save()
@@ -193,16 +196,19 @@ class _Run:
     def _remaining(self) -> Iterator[Batch]:
         """The batches of every step that has not been taken."""
         assert self.policy is not None
-        while (done := self.position) < self.total_steps:
-            epoch, skip = divmod(done, self.steps_per_epoch)
+        while not self._ended():
+            epoch, skip = divmod(self.position, self.steps_per_epoch)
             for batch in batches(
                 self.data.train, batch=self.batch, seed=self.spec.train.seed, epoch=epoch,
                 pad_id=pad_id(self.tokenizer), skip=skip, buckets=not self.data.report.packed,
                 pack_length=self.policy.sequence_length if self.data.report.packed else None,
             ):  # fmt: skip
-                if self.position >= self.total_steps:
+                if self._ended():
                     return
                 yield batch
+
+    def _ended(self) -> bool:
+        return self.position >= self.total_steps or self._no_longer_learning()
 
     position = 0
     """Batches used so far: steps taken and steps skipped for a gradient that was not finite."""
@@ -220,9 +226,22 @@ class _Run:
         self._report(self.position, self._step_metrics(batch, result, rate, seconds, stalls))
         every = max(1, round(self.spec.evaluate.every * self.steps_per_epoch))
         if len(self.data.eval) and (self.position % every == 0 or self.position == self.total_steps):
-            self._report(self.position, {"eval_loss": self._eval_loss()})
+            self.eval_losses.append(self._eval_loss())
+            self._report(self.position, {"eval_loss": self.eval_losses[-1]})
         if self.position % self.spec.output.save_every == 0:
             self._save()
+
+    def _out_of_time(self) -> bool:
+        """Whether ``queue.max_duration`` has passed, counting the time before the last checkpoint too."""
+        limit = self.spec.queue.max_duration
+        return limit is not None and self.spent_s + time.monotonic() - self.started >= limit
+
+    def _no_longer_learning(self) -> bool:
+        """Whether the last ``train.patience`` evaluations have not lowered the evaluation loss."""
+        patience = self.spec.train.patience
+        if patience is None or len(self.eval_losses) <= patience:
+            return False
+        return min(self.eval_losses[-patience:]) >= min(self.eval_losses[:-patience])
 
     def _gradients(self, batch: Batch) -> float:
         """Forward and backward of all micro-batches; the loss is the mean over the step's supervised tokens."""
@@ -310,6 +329,8 @@ class _Run:
             "optimizer_steps": self.streamed.steps,
             "loss": self.loss,
             "exact_match_before": self.before,
+            "eval_losses": self.eval_losses,
+            "spent_s": self.spent_s + time.monotonic() - self.started,
             "rng": random_state(),
         }
         self.store.save(self.position, self.streamed.unit_states(), trainer)
@@ -322,6 +343,7 @@ class _Run:
         self.position = self.saved_at = trainer["position"]
         self.streamed.steps, self.loss = trainer["optimizer_steps"], trainer["loss"]
         self.before = trainer["exact_match_before"]
+        self.eval_losses, self.spent_s = list(trainer["eval_losses"]), trainer["spent_s"]
         set_random_state(trainer["rng"])
 
     def _finish(self) -> Result:

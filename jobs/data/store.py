@@ -202,21 +202,23 @@ def stored(cache: Path | None, key: str, fill: Fill) -> tuple[ArrowStore, dict[s
     """The rows under ``key`` in the folder ``cache``, written by ``fill`` unless they are there.
 
     Without a folder the file is a temporary one that goes with the mapping. A folder in the cache is complete: it is
-    renamed into place when its last byte is on the disk.
+    renamed into place when its last byte is on the disk. Raises DataError when the folder cannot be written.
     """
-    if cache is None:
-        with tempfile.TemporaryDirectory(prefix="lazytrain-rows-") as name:
-            return _write(Path(name), fill)
-    folder = cache / key
-    if not (folder / _REPORT).exists():
-        try:
+    try:
+        if cache is None:
+            with tempfile.TemporaryDirectory(prefix="lazytrain-rows-") as name:
+                return _write(Path(name), fill)
+        folder = cache / key
+        if not (folder / _REPORT).exists():
             cache.mkdir(parents=True, exist_ok=True)
             with _beside(folder) as temporary:
                 _write(temporary, fill)
                 _place(temporary, folder)
-        except OSError as error:
-            raise DataError(f"cannot write tokenized rows to {cache}: {error}", hint="set data.cache") from error
-    return ArrowStore(folder), json.loads((folder / _REPORT).read_text(encoding="utf-8"))
+        return ArrowStore(folder), json.loads((folder / _REPORT).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"cannot keep tokenized rows in {cache or tempfile.gettempdir()}: {error}", hint="set data.cache"
+        ) from error
 
 
 def _write(folder: Path, fill: Fill) -> tuple[ArrowStore, dict[str, Any]]:

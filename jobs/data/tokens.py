@@ -77,7 +77,9 @@ def _check(tokenizer: Any, row: Rendered, ids: list[int], spans: Sequence[Span],
         if start >= stop:
             return False
         offsets = encoding.offsets
-        text = row.text[min(first, offsets[start][0]) : max(last, offsets[stop - 1][1])]
+        begin = offsets[start][0] if offsets[start][0] < first < offsets[start][1] else first
+        end = offsets[stop - 1][1] if offsets[stop - 1][0] < last < offsets[stop - 1][1] else last
+        text = row.text[begin:end]
         again = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         if _plain(tokenizer, ids[start:stop]) != _plain(tokenizer, again) and start > 1:
             raise ModelError(

@@ -1,6 +1,6 @@
-from __future__ import annotations
+"""The learning rate at every step, for every schedule and warm-up."""
 
-import itertools
+from __future__ import annotations
 
 import pytest
 
@@ -8,25 +8,42 @@ from lazytrain.jobs.schedule import learning_rate
 from lazytrain.jobs.spec import Train
 
 
-def rates(total=100, **options):
-    section = Train(learning_rate=1.0, **options)
+def rates(total: int, **options: object) -> list[float]:
+    section = Train.model_validate({"learning_rate": 1.0, "warmup": 0.0, **options})
     return [learning_rate(section, step, total) for step in range(1, total + 1)]
 
 
-@pytest.mark.parametrize("warmup, steps", [(0.1, 10), (20, 20), (0, 0), (0.999, 100), (500, 100)])
-def test_the_warm_up_is_a_line_to_the_peak(warmup, steps):
-    curve = rates(schedule="constant", warmup=warmup)
-    assert curve[:steps] == pytest.approx([(i + 1) / steps for i in range(steps)])
-    assert all(rate == 1.0 for rate in curve[steps:])
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [1, 1, 1, 1]),
+        ("linear", [0.75, 0.5, 0.25, 0]),
+        ("cosine", [0.853553, 0.5, 0.146447, 0]),
+    ],
+)
+def test_schedules(schedule: str, expected: list[float]) -> None:
+    assert rates(4, schedule=schedule) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_a_falling_schedule_ends_at_zero(schedule):
-    curve = rates(schedule=schedule, warmup=0.1)
-    assert curve[-1] == pytest.approx(0.0, abs=1e-12)
-    assert all(a >= b for a, b in itertools.pairwise(curve))
-    assert curve[54] == pytest.approx(0.5, abs=0.01)
+@pytest.mark.parametrize("decay", [4, 0.4])
+def test_wsd_is_flat_and_then_falls_to_zero(decay: float) -> None:
+    got = rates(10, schedule="wsd", warmup=2, decay=decay)
+    assert got == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0])
 
 
-def test_one_step_is_enough():
-    assert rates(total=1, schedule="cosine", warmup=0.03) == [1.0]
+def test_wsd_without_decay_and_with_nothing_else() -> None:
+    assert rates(3, schedule="wsd", decay=0) == [1, 1, 1]
+    assert rates(4, schedule="wsd", decay=100, warmup=2) == [0.5, 1, 0.5, 0]
+
+
+@pytest.mark.parametrize("warmup", [5, 0.25])
+def test_warm_up_by_steps_or_share(warmup: float) -> None:
+    got = rates(20, schedule="constant", warmup=warmup)
+    assert got == pytest.approx([0.2, 0.4, 0.6, 0.8, *[1.0] * 16])
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
+@pytest.mark.parametrize("total", [1, 2, 7])
+def test_never_negative_never_above_the_highest(schedule: str, total: int) -> None:
+    for warmup in (0.0, 0.5, 3, 100):
+        assert all(0 <= rate <= 1 for rate in rates(total, schedule=schedule, warmup=warmup, decay=2))

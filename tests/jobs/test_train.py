@@ -277,3 +277,25 @@ def test_packing_is_refused_where_rows_would_see_each_other(job, monkeypatch):
     with pytest.raises(InputError, match="cannot be packed: a running state"):
         train(load_spec(job, ["data.packing=required"]), device="cpu")
     assert train(load_spec(job, ["train.max_steps=1", "data.split={train: 1.0}"]), device="cpu").status == "done"
+
+
+def test_training_ends_when_it_stops_learning(job):
+    """At a learning rate that undoes what is learned, the evaluation loss soon stops falling."""
+    spec = load_spec(job, ["train.patience=2", "train.epochs=30", "train.learning_rate=1", "evaluate.limit=1"])
+    result = train(spec, device="cpu")
+    losses = [m["eval_loss"] for m in read_metrics(job.parent / "run" / "metrics.jsonl") if "eval_loss" in m]
+    assert result.status == "done" and result.steps < 300
+    assert min(losses[-2:]) >= min(losses[:-2])
+    for stop in range(3, len(losses)):
+        assert min(losses[stop - 2 : stop]) < min(losses[: stop - 2])
+
+
+def test_a_time_limit_stops_the_run_and_more_time_ends_it(job, monkeypatch):
+    clock = iter(range(0, 100_000, 10))
+    monkeypatch.setattr("lazytrain.jobs.train.time.monotonic", lambda: float(next(clock)))
+    limited = load_spec(job, ["queue.max_duration=100s"])
+    stopped = train(limited, device="cpu")
+    assert stopped.status == "stopped" and 0 < stopped.steps < 20
+    again = train(limited, device="cpu")
+    assert again.status == "stopped" and again.steps == stopped.steps + 1, "time before the stop counts"
+    assert train(load_spec(job), device="cpu").status == "done"

@@ -8,6 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from lazytrain.jobs.data import tokens
 from lazytrain.jobs.data.canonical import Conversation, Refused
 from lazytrain.jobs.data.formats import to_conversation
 from lazytrain.jobs.errors import DataError, ModelError
@@ -314,3 +315,13 @@ class TestText:
             write_rows(chat(("user", "q"), ("assistant", "a")), name="c"),
         )
         assert load(one, other, tokenizer=chatml()).report.train_rows == 2
+
+
+class TestVerified:
+    @pytest.mark.parametrize("shift", [-3, -2, 1, 2])
+    def test_offsets_that_are_wrong_are_found(self, load, write_rows, chatml, monkeypatch, shift: int) -> None:
+        """What carries the loss is decoded again: an answer that is off by more than blanks stops the job."""
+        right = tokens._token_span
+        monkeypatch.setattr(tokens, "_token_span", lambda *given: (right(*given)[0] + shift, right(*given)[1]))
+        with pytest.raises(ModelError, match="offsets are wrong"):
+            load(write_rows(chat(("user", "q"), ("assistant", "abcdef"))), tokenizer=chatml())

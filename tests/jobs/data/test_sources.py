@@ -176,6 +176,12 @@ class TestCache:
             prepare_from({"path": str(tmp_path / "a.jsonl")}, cache=tmp_path / "cache")
         assert self.folders(tmp_path / "cache") == []
 
+    def test_a_folder_that_cannot_be_written(self, prepare_from, tmp_path: Path) -> None:
+        (tmp_path / "a.jsonl").write_text(LINE % (1, 1))
+        (tmp_path / "cache").write_text("a file")
+        with pytest.raises(DataError, match="cannot keep tokenized rows"):
+            prepare_from({"path": str(tmp_path / "a.jsonl")}, cache=tmp_path / "cache")
+
     def test_a_damaged_file_is_named(self, prepare_from, tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_text(LINE % (1, 1))
         cache = tmp_path / "cache"
