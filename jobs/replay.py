@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from transformers import Cache
 
 from .errors import ProgramError
 
@@ -24,6 +25,7 @@ PRODUCTS = frozenset(
         _aten.addmm.default,
         _aten.bmm.default,
         _aten.baddbmm.default,
+        _aten._grouped_mm.default,
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
         _aten._scaled_dot_product_flash_attention.default,
         _aten._scaled_dot_product_efficient_attention.default,
@@ -53,13 +55,15 @@ class Call:
     @classmethod
     def of(cls, run: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Flatten the arguments. Raises ProgramError for a key-value cache, which a second run would extend again."""
-        if kwargs.get("past_key_values") is not None:
+        leaves, spec = tree_flatten((args, kwargs))
+        if any(isinstance(leaf, Cache) for leaf in leaves):
             raise ProgramError(
                 "a key-value cache cannot be used in training", hint="call the model with use_cache=False"
             )
-        leaves, spec = tree_flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        boundary = next((i for i in places if leaves[i].is_floating_point()), -1)
+        floating = [i for i in places if leaves[i].is_floating_point()]
+        named = [i for i in floating if leaves[i] is kwargs.get("hidden_states")]
+        boundary = next(iter(named or floating), -1)
         return cls(run, leaves, spec, boundary, [i == boundary or leaves[i].requires_grad for i in places])
 
     def tensors(self) -> list[torch.Tensor]:
@@ -105,16 +109,16 @@ class Call:
         """
         outputs = output_tensors(graphed.output)
         pairs = [(o, g) for o, g in zip(outputs, output_gradients, strict=True) if o.requires_grad and g is not None]
-        wanted = [*graphed.inputs, *parameters]
-        found = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-        of_inputs = iter(found[: len(graphed.inputs)])
-        return [next(of_inputs) if needed else None for needed in self.needs_gradient], list(
-            found[len(graphed.inputs) :]
-        )
+        wanted = [*graphed.inputs, *(p for p in parameters if p.requires_grad)]
+        if not pairs or not wanted:
+            return [None] * len(self.needs_gradient), [None] * len(parameters)
+        found = iter(torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
+        of_inputs = [next(found) if needed else None for needed in self.needs_gradient]
+        return of_inputs, [next(found) if p.requires_grad else None for p in parameters]
 
     def _with(self, boundary: torch.Tensor | None) -> list[Any]:
         leaves = list(self.leaves)
-        if boundary is not None:
+        if boundary is not None and self.boundary >= 0:
             leaves[self.boundary] = boundary
         return leaves
 
