@@ -50,9 +50,9 @@ def model_facts(
     config = _config_of(model_or_config)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     with FakeTensorMode(), torch.no_grad():
-        model = _build(config, torch_dtype)
-        _check_positions(model, sequence_length)
-        with _refusing(model, micro_batch, sequence_length):
+        with _refusing(config, micro_batch, sequence_length):
+            model = _build(config, torch_dtype, type(model_or_config))
+            _check_positions(model, sequence_length)
             structure = find_structure(model, lambda: model(**_text(2, min(8, sequence_length))))
             trace = _Trace(model, structure)
             logits = trace.run(_text(micro_batch, sequence_length))
@@ -84,7 +84,7 @@ def _text(rows: int, length: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _refusing(model: PreTrainedModel, rows: int, length: int) -> Iterator[None]:
+def _refusing(config: PretrainedConfig, rows: int, length: int) -> Iterator[None]:
     """Whatever a model's code raises on fake text is the reason why it is refused."""
     try:
         yield
@@ -93,7 +93,8 @@ def _refusing(model: PreTrainedModel, rows: int, length: int) -> Iterator[None]:
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
-            f"{type(model).__name__} cannot run on {rows} x {length} tokens of text: {reason[0]}",
+            f"a model of {type(config).__name__} cannot run on {rows} x {length} tokens of text without weights: "
+            f"{type(error).__name__}: {reason[0]}",
             hint="this architecture, configured like this, cannot be streamed",
         ) from error
 
@@ -115,14 +116,15 @@ def _config_of(source: PreTrainedModel | PretrainedConfig | dict[str, Any]) -> P
         raise ModelError(f"not a known model configuration: {error}", hint="it needs a model_type") from error
 
 
-def _build(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _build(config: PretrainedConfig, dtype: torch.dtype, kind: type) -> PreTrainedModel:
+    make = kind._from_config if issubclass(kind, PreTrainedModel) else AutoModelForCausalLM.from_config
     try:
         try:
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model: PreTrainedModel = make(config, dtype=dtype)
         except RuntimeError as error:
             if "swap" not in str(error):
                 raise
-            model = _build_on_meta(config, dtype)  # the model converts parts of itself, which fake tensors do not bear
+            model = _build_on_meta(make, config, dtype)  # the model converts parts of itself, which fake tensors do not bear
     except ValueError as error:
         raise ModelError(
             f"{type(config).__name__} describes no causal language model that transformers knows",
@@ -131,10 +133,10 @@ def _build(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     return model.train()
 
 
-def _build_on_meta(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _build_on_meta(make: Callable[..., Any], config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model with meta tensors, each then replaced by a fake one."""
     with torch.utils._python_dispatch._disable_current_modes(), torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: PreTrainedModel = make(config, dtype=dtype)
     fakes: dict[int, Any] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():

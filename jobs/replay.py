@@ -5,10 +5,12 @@ The executor streams units this way and `introspect` measures them this way, so 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers import Cache
@@ -148,18 +150,23 @@ def padded_bytes(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class RngState:
-    """The random generators of the CPU and of one GPU."""
+    """The random generators of the CPU, of one GPU, and those of Python and numpy, which some models use."""
 
     cpu: torch.Tensor
     cuda: torch.Tensor | None
+    python: tuple[Any, ...]
+    numpy: Any
 
     @classmethod
     def now(cls, device: torch.device) -> RngState:
         """Remember the generators as they are."""
-        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state())
 
     def restore(self, device: torch.device) -> None:
         """Set the generators back."""
         torch.set_rng_state(self.cpu)
+        random.setstate(self.python)
+        numpy.random.set_state(self.numpy)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, device)

@@ -38,6 +38,7 @@ class StandIns:
         self._loose: dict[str, torch.Tensor] = {}
         self._modules: list[nn.Module] = [model]
         self._depth = 0  # inside a unit: its own code runs
+        self._training = self._in_chunks = False
         self._model_forward = model.forward
         self._logits = Logits(model, self._run_head, engine.facts.vocabulary)
         units: dict[str, list[int]] = defaultdict(list)
@@ -82,10 +83,13 @@ class StandIns:
             if self._in_chunks and indices[-1] == self.engine.head:
                 return self._no_logits(*args)
             unit = self.engine.next_of(indices)
-            if not torch.is_grad_enabled():
+            if not self._training:
                 with self._inside():
                     return self.engine.infer(unit, run, args, kwargs)
-            return self._streamed(unit, unit_call(places, self._deep(run), self._loose, args, kwargs), args, kwargs)
+            call = unit_call(places, self._deep(run), self._loose, args, kwargs)
+            if torch.is_grad_enabled():
+                return self._streamed(unit, call, args, kwargs)
+            return apply(self.engine.forward(unit, call), args, kwargs)  # a part that the model gives no gradient
 
         return forward
 
@@ -125,7 +129,8 @@ class StandIns:
         device = self.engine.device.torch_device
         args = tuple(_to(device, value) for value in args)
         kwargs = {name: _to(device, value) for name, value in kwargs.items()}
-        if labels is not None or torch.is_grad_enabled():
+        self._training = torch.is_grad_enabled()
+        if labels is not None or self._training:
             kwargs["use_cache"] = False
         with self.engine.device.counting(), self._with_loose():
             if labels is None:
@@ -154,8 +159,6 @@ class StandIns:
         finally:
             self._in_chunks = False
         return CausalLMOutput(loss=output[0] if isinstance(output, tuple) else output.loss)
-
-    _in_chunks = False
 
     @contextmanager
     def _with_loose(self) -> Iterator[None]:

@@ -27,17 +27,19 @@ import resource
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from importlib.metadata import version
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, set_seed
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from lazytrain.jobs.errors import LazytrainError
+from lazytrain.jobs.errors import LazytrainError, ProgramError
 from lazytrain.jobs.executor import stream
 from lazytrain.jobs.introspect import model_facts
 from lazytrain.jobs.model_facts import ModelFacts
@@ -45,8 +47,8 @@ from lazytrain.jobs.policy import LayerPolicy, Policy
 
 ROWS, LENGTH, LAYERS, VOCABULARY = 3, 17, 4, 96
 TOLERANCE = 1e-6
-SECONDS, MEMORY_BYTES = 90, 6 << 30
-"""What one architecture may take."""
+SECONDS, MEMORY_BYTES, WORKERS = 60, 6 << 30, 2
+"""What one architecture may take, and how many run at once."""
 QUICK = 12
 """With --quick, every so many-th architecture is run."""
 
@@ -162,8 +164,8 @@ def make_batch(seed: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-def random_policy(facts: ModelFacts, seed: int, *, recompute: bool = True) -> Policy:
-    """Any home for any boundary, any internals for any layer."""
+def random_policy(facts: ModelFacts, seed: int, *, recompute: bool = True, internals: bool = True) -> Policy:
+    """Any home for any boundary, any internals for any layer, where allowed."""
     choose = random.Random(seed)
     homes = [choose.choice(("gpu", "host", "nvme", "recompute")) for _ in facts.layers]
     homes = ["host" if home == "recompute" and (i == 0 or not recompute) else home for i, home in enumerate(homes)]
@@ -171,7 +173,7 @@ def random_policy(facts: ModelFacts, seed: int, *, recompute: bool = True) -> Po
     layers = tuple(
         LayerPolicy(
             index=i,
-            internals="none" if (*homes, "gpu")[i + 1] == "recompute" else choose.choice(("none", "matmuls", "all")),
+            internals="none" if not internals or (*homes, "gpu")[i + 1] == "recompute" else choose.choice(("none", "matmuls", "all")),
             internals_home=choose.choice(("gpu", "host")),
             resident=choose.random() < 0.3,
         )
@@ -182,7 +184,7 @@ def random_policy(facts: ModelFacts, seed: int, *, recompute: bool = True) -> Po
 
 def loss_of(model: PreTrainedModel, batch: dict[str, torch.Tensor], *, own: bool) -> torch.Tensor:
     """The model's own loss, or one computed from its logits."""
-    torch.manual_seed(99)
+    set_seed(99)
     if own:
         return model(**batch, use_cache=False).loss
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
@@ -211,6 +213,7 @@ def runnable_model(model_type: str) -> tuple[PreTrainedModel, list[tuple[float, 
     for changes in VARIANTS:
         try:
             model = small_model(model_type, **changes)
+            plain(model, make_batch(0), own=False)  # some switch their attention for short rows in their first call
             results = [plain(model, make_batch(0), own=own) for own in (False, True)]
         except Exception as error:  # whatever the family's code raises for sizes that do not go together
             failures.append(f"{type(error).__name__}: {error}")
@@ -219,7 +222,7 @@ def runnable_model(model_type: str) -> tuple[PreTrainedModel, list[tuple[float, 
         if finite and any(g.any() for g in results[0][1].values()):
             return model, results
         failures.append("gradients that are not finite, or all zero")
-    raise Unavailable(failures[0])
+    raise Unavailable("; ".join(dict.fromkeys(failures)) if os.environ.get("FAMILIES_ALL") else failures[0])
 
 
 def difference(got: tuple[float, dict[str, torch.Tensor]], wanted: tuple[float, dict[str, torch.Tensor]]) -> float:
@@ -249,27 +252,37 @@ def streamed(model: PreTrainedModel, policy: Policy, facts: ModelFacts) -> list[
     return results
 
 
-def check(model_type: str) -> dict[str, Any]:
-    """What came of one architecture."""
+def streamed_as_allowed(model: PreTrainedModel, facts: ModelFacts, seed: int) -> tuple[list[Any], list[str]]:
+    """`streamed` with a random policy; a decision that is refused for this model, with a hint, is left out."""
+    allowed = {"recompute": True, "internals": True}
+    while True:
+        try:
+            got = streamed(model, random_policy(facts, seed, **allowed), facts)
+            return got, [decision for decision, is_allowed in allowed.items() if not is_allowed]
+        except ProgramError as error:
+            refused = {"another home": "recompute", "internals: none": "internals"}
+            decision = next((d for hint, d in refused.items() if hint in error.hint), "")
+            if not allowed.get(decision):
+                raise
+            allowed[decision] = False
+
+
+def check(model_type: str, begun: Callable[[str], object] = print) -> dict[str, Any]:
+    """What came of one architecture; ``begun`` is told when plain PyTorch is done."""
     try:
         model, wanted = runnable_model(model_type)
     except Unavailable as error:
         return {"status": "unavailable", "reason": str(error)[:300]}
+    begun("streaming")
     try:
         facts = model_facts(model, micro_batch=ROWS, sequence_length=LENGTH, dtype="float32")
-        seed = sum(model_type.encode())
-        try:
-            got, recompute = streamed(model, random_policy(facts, seed), facts), True
-        except LazytrainError as error:
-            if "cannot be recomputed" not in str(error):
-                raise
-            got, recompute = streamed(model, random_policy(facts, seed, recompute=False), facts), False
+        got, limits = streamed_as_allowed(model, facts, sum(model_type.encode()))
     except LazytrainError as error:
         return {"status": "refused", "reason": f"{type(error).__name__}: {error.message}"}
     from_logits, own = (difference(g, w) for g, w in zip(got, wanted, strict=True))
     worst = max(from_logits, own)
     status = "wrong" if worst > TOLERANCE else "exact" if from_logits == 0 else "close"
-    return {"status": status, "error": from_logits, "own_loss_error": own, "recompute": recompute}
+    return {"status": status, "error": from_logits, "own_loss_error": own, "without": limits}
 
 
 def _child(model_type: str, pipe: Any) -> None:
@@ -279,7 +292,7 @@ def _child(model_type: str, pipe: Any) -> None:
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     try:
-        result = check(model_type)
+        result = check(model_type, pipe.send)
     except Exception as error:  # an untyped error is a defect, and one architecture must not end the sweep
         result = {"status": "wrong", "reason": f"{type(error).__name__}: {error}"[:300]}
         if os.environ.get("FAMILIES_TRACEBACK"):
@@ -296,7 +309,11 @@ def check_apart(model_type: str, seconds: float = SECONDS) -> dict[str, Any]:
     process.start()
     theirs.close()
     try:
-        result = ours.recv() if ours.poll(seconds) else {"status": "wrong", "reason": f"no answer in {seconds} s"}
+        result = {"status": "unavailable", "reason": f"plain PyTorch took more than {seconds} s"}
+        if ours.poll(seconds):
+            result = ours.recv()
+        if result == "streaming":
+            result = ours.recv() if ours.poll(seconds) else {"status": "wrong", "reason": f"no answer in {seconds} s"}
     except EOFError:
         result = {"status": "wrong", "reason": "the process died"}
     process.kill()
@@ -322,7 +339,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "exact_list": [r["architecture"] for r in by_status["exact"]],
         "close_list": by_status["close"],
         "worst_own_loss_error": max((r["own_loss_error"] for r in by_status["exact"]), default=None),
-        "without_recompute": [r["architecture"] for r in rows if r.get("recompute") is False],
+        "without": {r["architecture"]: r["without"] for r in rows if r.get("without")},
         "seconds": round(sum(r["seconds"] for r in rows), 1),
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), **{n: version(n) for n in ("torch", "transformers")}},
@@ -336,11 +353,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="run these architectures")
     options = parser.parse_args()
     rows = []
-    for name in options.only or architectures()[:: QUICK if options.quick else 1]:
-        rows.append(check_apart(name))
-        if not options.json:
-            row = rows[-1]
-            print(f"{name:32} {row['status']:12} {row.get('reason', row.get('error'))} {row['seconds']} s", flush=True)
+    names = options.only or architectures()[:: QUICK if options.quick else 1]
+    with ThreadPool(WORKERS) as pool:
+        for row in pool.imap(check_apart, names):
+            rows.append(row)
+            name = row["architecture"]
+            print(f"{name:32} {row['status']:12} {row.get('reason', row.get('error'))} {row['seconds']} s", file=sys.stderr)
     result = summary(rows)
     if options.json:
         json.dump(result, sys.stdout, indent=1)
