@@ -49,15 +49,14 @@ def model_facts(
     """
     config = _config_of(model_or_config)
     torch_dtype: torch.dtype = getattr(torch, dtype)
-    with FakeTensorMode(), torch.no_grad():
-        with _refusing(config, micro_batch, sequence_length):
-            model = _build(config, torch_dtype, type(model_or_config))
-            _check_positions(model, sequence_length)
-            structure = find_structure(model, lambda: model(**_text(2, min(8, sequence_length))))
-            trace = _Trace(model, structure)
-            logits = trace.run(_text(micro_batch, sequence_length))
-            in_chunks = _loss_in_chunks(model, structure)
-            head = trace.head_facts(micro_batch * sequence_length, logits, in_chunks=in_chunks)
+    with FakeTensorMode(), torch.no_grad(), _refusing(config, micro_batch, sequence_length):
+        model = _build(config, torch_dtype, type(model_or_config))
+        _check_positions(model, sequence_length)
+        structure = find_structure(model, lambda: model(**_text(2, min(8, sequence_length))))
+        trace = _Trace(model, structure)
+        logits = trace.run(_text(micro_batch, sequence_length))
+        in_chunks = _loss_in_chunks(model, structure)
+        head = trace.head_facts(micro_batch * sequence_length, logits, in_chunks=in_chunks)
     before, layers, after = trace.in_order()
     return ModelFacts(
         architecture=type(model).__name__,
@@ -116,7 +115,7 @@ def _config_of(source: PreTrainedModel | PretrainedConfig | dict[str, Any]) -> P
         raise ModelError(f"not a known model configuration: {error}", hint="it needs a model_type") from error
 
 
-def _build(config: PretrainedConfig, dtype: torch.dtype, kind: type) -> PreTrainedModel:
+def _build(config: PretrainedConfig, dtype: torch.dtype, kind: Any) -> PreTrainedModel:
     make = kind._from_config if issubclass(kind, PreTrainedModel) else AutoModelForCausalLM.from_config
     try:
         try:
@@ -124,7 +123,9 @@ def _build(config: PretrainedConfig, dtype: torch.dtype, kind: type) -> PreTrain
         except RuntimeError as error:
             if "swap" not in str(error):
                 raise
-            model = _build_on_meta(make, config, dtype)  # the model converts parts of itself, which fake tensors do not bear
+            model = _build_on_meta(
+                make, config, dtype
+            )  # the model converts parts of itself, which fake tensors do not bear
     except ValueError as error:
         raise ModelError(
             f"{type(config).__name__} describes no causal language model that transformers knows",
@@ -141,7 +142,9 @@ def _build_on_meta(make: Callable[..., Any], config: PretrainedConfig, dtype: to
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                fake = fakes.setdefault(id(parameter), nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype)))
+                fake = fakes.setdefault(
+                    id(parameter), nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
+                )
                 module._parameters[name] = fake
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -450,9 +453,17 @@ def _grouped_flops(left: Any, right: Any, *args: Any, out_shape: Any = None, **k
     return int(2 * math.prod(left) * right[-1])
 
 
-@register_op_impl(torch.ops.aten._grouped_mm.default)  # torch's own knows bfloat16 only, where the CPU knows float32 too
+@register_op_impl(
+    torch.ops.aten._grouped_mm.default
+)  # torch's own knows bfloat16 only, where the CPU knows float32 too
 def _grouped_product(
-    mode: FakeTensorMode, func: Any, left: torch.Tensor, right: torch.Tensor, offsets: Any = None, *args: Any, **kwargs: Any
+    mode: FakeTensorMode,
+    func: Any,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offsets: Any = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> torch.Tensor:
     groups = (len(offsets),) if left.ndim == right.ndim == 2 else ()
     rows = left.shape[:-1] if left.ndim == right.ndim == 3 else left.shape[-2:-1]

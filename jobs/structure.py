@@ -33,7 +33,7 @@ class Structure:
     modules: dict[str, nn.Module]
     """Units by their path, in the order of their first call; the loose parameters are no part of it."""
     calls: tuple[str, ...]
-    """Units in the order of the forward pass: the path of the module, from its second call on with ``#`` and a number."""
+    """Units in the order of the forward pass: paths, with ``#`` and a number from a module's second call on."""
     layers: str
     """Path of the list of layers."""
     loose: dict[str, nn.Parameter]
@@ -93,7 +93,8 @@ def _layer_list(model: nn.Module, forward: Callable[[], Any]) -> str:
 
 def _distinct(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
     """Each module once, under its first path."""
-    return {path: module for path, module in {id(m): (p, m) for p, m in reversed(modules.items())}.values()}
+    first = {id(module): (path, module) for path, module in reversed(modules.items())}
+    return dict(first.values())
 
 
 def _outermost(module: nn.Module, path: str, layers: str) -> Iterator[tuple[str, nn.Module]]:
@@ -124,8 +125,7 @@ def _partly_shared(
 ) -> dict[str, nn.Parameter]:
     """Parameters of units that have some in common, but not all and in the same places."""
     contents: dict[str, list[tuple[str, int]]] = {
-        path: [(name, id(p)) for name, p in own_parameters(module, loose).items()]
-        for path, module in modules.items()
+        path: [(name, id(p)) for name, p in own_parameters(module, loose).items()] for path, module in modules.items()
     }
     users: dict[int, list[str]] = defaultdict(list)
     for path, found in contents.items():
@@ -179,10 +179,12 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, torch.Tensor) and (key := _key(leaf)) in self._guarded:
-                if not self._active or key not in self._active[-1]:
-                    self._strays.add(key)
+            if isinstance(leaf, torch.Tensor) and self._is_stray(key := _key(leaf)):
+                self._strays.add(key)
         return func(*args, **(kwargs or {}))
+
+    def _is_stray(self, key: int) -> bool:
+        return key in self._guarded and not (self._active and key in self._active[-1])
 
     def _watching(self, path: str, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         own = {_key(parameter) for parameter in module.parameters()}
@@ -200,4 +202,4 @@ class _Watch(TorchDispatchMode):
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

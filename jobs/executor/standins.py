@@ -140,8 +140,7 @@ class StandIns:
                     kwargs["num_items_in_batch"] = num_items_in_batch
                 return self._model_forward(*args, labels=labels.to(device), **kwargs)
             kwargs.pop("logits_to_keep", None)
-            output = self._forward_in_chunks(args, kwargs, labels.to(device), num_items_in_batch)
-        return output
+            return self._forward_in_chunks(args, kwargs, labels.to(device), num_items_in_batch)
 
     def _forward_in_chunks(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], labels: torch.Tensor, items: Any
@@ -150,7 +149,8 @@ class StandIns:
 
         def loss(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             if torch.is_grad_enabled():
-                return _StreamedLoss.apply(self.engine, self._logits, states, labels, normaliser)
+                streamed: torch.Tensor = _StreamedLoss.apply(self.engine, self._logits, states, labels, normaliser)
+                return streamed
             return self.engine.infer_loss(self._logits, states, labels, normaliser)
 
         self._in_chunks = True
@@ -210,7 +210,13 @@ class _StreamedUnit(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, engine: Engine, unit: int, call: Call, arranged: _Arranged, *tensors: torch.Tensor
+        ctx: Any,
+        anchor: torch.Tensor,
+        engine: Engine,
+        unit: int,
+        call: Call,
+        arranged: _Arranged,
+        *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.engine, ctx.unit, ctx.call = engine, unit, call
         ctx.set_materialize_grads(False)
@@ -245,7 +251,7 @@ class _StreamedLoss(torch.autograd.Function):
 
 def _at_the_end(work: Callable[[], None]) -> None:
     """Have autograd do ``work`` when the backward that is running ends."""
-    torch.autograd.Variable._execution_engine.queue_callback(work)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(work)
 
 
 def _to(device: torch.device, value: Any) -> Any:

@@ -54,13 +54,13 @@ QUICK = 12
 
 SIZES: dict[int, str] = {
     64: "hidden_size d_model n_embd embedding_dim emb_dim lru_width word_embed_proj_dim embedding_size "
-    "input_embedding_size output_embedding_size dim_model_base attention_head_size_total input_size max_position_embeddings "
+    "input_embedding_size output_embedding_size dim_model_base input_size max_position_embeddings "
     "n_positions max_seq_len context_length model_max_length original_max_position_embeddings max_target_positions "
     "hidden_size_global intermediate_size_mlp shared_intermediate_size adapter_out_dim out_hidden_size",
     96: "intermediate_size ffn_dim d_ff dff n_inner ffn_hidden_size dim_ff decoder_ffn_dim encoder_ffn_dim "
     "feed_forward_size dense_intermediate_size block_ff_dim",
-    48: "moe_intermediate_size expert_ffn_hidden_size shared_expert_intermediate_size moe_shared_expert_intermediate_size "
-    "shared_experts_intermediate_size router_hidden_size",
+    48: "moe_intermediate_size expert_ffn_hidden_size shared_expert_intermediate_size "
+    "moe_shared_expert_intermediate_size shared_experts_intermediate_size router_hidden_size",
     128: "attention_hidden_size mamba_d_ssm d_inner",
     4: "num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads encoder_attention_heads "
     "num_decoder_attention_heads num_encoder_attention_heads num_experts num_local_experts n_routed_experts "
@@ -83,10 +83,13 @@ SIZES: dict[int, str] = {
 }
 SCALED = {key: value for value, keys in SIZES.items() for key in keys.split()}
 LAYER_COUNTS = frozenset(
-    "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_decoder_layers num_encoder_layers "
-    "num_blocks depth".split()
-)
-DROPPED = frozenset("rope_parameters_by_layer transformers_version architectures".split())
+    (
+        "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers",
+        "num_decoder_layers", "num_encoder_layers", "num_blocks", "depth",
+    )
+)  # fmt: skip
+
+DROPPED = frozenset(("rope_parameters_by_layer", "transformers_version", "architectures"))
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},
     {"num_key_value_heads": 4},
@@ -173,7 +176,9 @@ def random_policy(facts: ModelFacts, seed: int, *, recompute: bool = True, inter
     layers = tuple(
         LayerPolicy(
             index=i,
-            internals="none" if not internals or (*homes, "gpu")[i + 1] == "recompute" else choose.choice(("none", "matmuls", "all")),
+            internals="none"
+            if not internals or (*homes, "gpu")[i + 1] == "recompute"
+            else choose.choice(("none", "matmuls", "all")),
             internals_home=choose.choice(("gpu", "host")),
             resident=choose.random() < 0.3,
         )
@@ -193,7 +198,9 @@ def loss_of(model: PreTrainedModel, batch: dict[str, torch.Tensor], *, own: bool
     return torch.nn.functional.cross_entropy(logits[:, :-1].reshape(len(targets), -1).float(), targets)
 
 
-def plain(model: PreTrainedModel, batch: dict[str, torch.Tensor], *, own: bool) -> tuple[float, dict[str, torch.Tensor]]:
+def plain(
+    model: PreTrainedModel, batch: dict[str, torch.Tensor], *, own: bool
+) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of plain PyTorch."""
     model.zero_grad(set_to_none=True)
     loss = loss_of(model, batch, own=own)
@@ -328,7 +335,9 @@ def architectures() -> list[str]:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The rows, counted and listed by outcome."""
-    by_status = {s: [r for r in rows if r["status"] == s] for s in ("exact", "close", "refused", "wrong", "unavailable")}
+    by_status = {
+        s: [r for r in rows if r["status"] == s] for s in ("exact", "close", "refused", "wrong", "unavailable")
+    }
     return {
         "architectures": len(rows),
         "exact": len(by_status["exact"]),
@@ -358,14 +367,22 @@ def main() -> None:
         for row in pool.imap(check_apart, names):
             rows.append(row)
             name = row["architecture"]
-            print(f"{name:32} {row['status']:12} {row.get('reason', row.get('error'))} {row['seconds']} s", file=sys.stderr)
+            print(
+                f"{name:32} {row['status']:12} {row.get('reason', row.get('error'))} {row['seconds']} s",
+                file=sys.stderr,
+            )
     result = summary(rows)
     if options.json:
         json.dump(result, sys.stdout, indent=1)
         print()
         return
-    print({k: v if isinstance(v, int) else len(v) for k, v in result.items() if k in (
-        "exact", "close", "refused", "wrong", "unavailable")})
+    print(
+        {
+            k: v if isinstance(v, int) else len(v)
+            for k, v in result.items()
+            if k in ("exact", "close", "refused", "wrong", "unavailable")
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -100,7 +100,9 @@ class HostUnit:
         flat = torch.zeros(layout.numel, dtype=torch.float32)
         for segment in layout.segments:
             flat[segment.offset : segment.offset + segment.numel] = self.parameters[segment.name].data.reshape(-1)
-        self.weights = optimizer.unit(self._without_decay_of_frozen(), flat, dtype) if optimizer else FixedWeights(flat, dtype)
+        self.weights = (
+            optimizer.unit(self._without_decay_of_frozen(), flat, dtype) if optimizer else FixedWeights(flat, dtype)
+        )
 
     def _without_decay_of_frozen(self) -> Layout:
         """The layout for the optimizer, which lets vectors without a gradient be: so frozen matrices are vectors."""
@@ -140,6 +142,4 @@ class HostUnit:
     def named(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Views of a flat tensor of this unit by full parameter name."""
         prefix = f"{self.path}." if self.path else ""
-        return {
-            f"{prefix}{s.name}": flat[s.offset : s.offset + s.numel].view(s.shape) for s in self.layout.segments
-        }
+        return {f"{prefix}{s.name}": flat[s.offset : s.offset + s.numel].view(s.shape) for s in self.layout.segments}
