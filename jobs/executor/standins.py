@@ -132,7 +132,7 @@ class StandIns:
         self._training = torch.is_grad_enabled()
         if labels is not None or self._training:
             kwargs["use_cache"] = False
-        with self.engine.device.counting(), self._with_loose():
+        with self.engine.device.counting(), _no_writes_into_outputs(), self._with_loose():
             if labels is None:
                 return self._model_forward(*args, **kwargs)
             if self.engine.facts.loss == "whole":
@@ -176,6 +176,20 @@ class StandIns:
         with self._places.holding(self._loose):
             yield
         self._loose = {}
+
+
+@contextmanager
+def _no_writes_into_outputs() -> Iterator[None]:
+    """Name the reason where a model writes into what a unit returned and the engine still holds."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "modified inplace" not in str(error):
+            raise
+        raise ProgramError(
+            "the model writes into a tensor that one of its parts returned and that backward still needs",
+            hint="this architecture cannot be streamed",
+        ) from error
 
 
 def _refuse(path: str, forward: Callable[..., Any]) -> Callable[..., Any]:

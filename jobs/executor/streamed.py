@@ -136,11 +136,15 @@ class Streamed:
     def gradients(self) -> dict[str, torch.Tensor]:
         """The step's gradients by parameter name, on the host, before clipping (for checks)."""
         self._engine.wait_for_gradients()
-        named: dict[str, torch.Tensor] = {}
-        for unit in self._engine.units:
-            if unit.gradient is not None:
-                named |= {name: view.clone() for name, view in unit.named(unit.gradient).items()}
-        return named
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return {
+            names[id(unit.parameters[segment.name])]: unit.gradient[segment.offset :][: segment.numel]
+            .view(segment.shape)
+            .clone()
+            for unit in self._engine.units
+            if unit.gradient is not None
+            for segment in unit.layout.segments
+        }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The weights by parameter name, in the compute dtype, as the next forward will see them."""

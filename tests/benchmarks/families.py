@@ -49,7 +49,7 @@ ROWS, LENGTH, LAYERS, VOCABULARY = 3, 17, 4, 96
 TOLERANCE = 1e-6
 SECONDS, MEMORY_BYTES, WORKERS = 60, 6 << 30, 2
 """What one architecture may take, and how many run at once."""
-QUICK = 12
+QUICK = 16
 """With --quick, every so many-th architecture is run."""
 
 SIZES: dict[int, str] = {
