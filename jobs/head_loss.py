@@ -1,18 +1,25 @@
 """The loss, from the last hidden states, in chunks of tokens: all logits never exist at once.
 
+The model's own forward runs, but its base model hands on the hidden states of no token, so the head has nothing to do;
+where the model then asks for the loss of its logits, it gets the loss that was made in chunks from the states. What
+else a model adds to its loss (the balance of its experts) is thereby kept.
+
 The logits of a chunk come from the model's own code (its head, scaling and soft-caps): the causal-LM model's forward
 runs with its base model replaced by one that returns the chunk.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, ModelOutput
+
+from .errors import ProgramError
 
 LOGIT_CHUNK_ELEMENTS = 2**26
 """Most logits (tokens x vocabulary) that exist at once: 256 MiB in float32."""
@@ -57,6 +64,62 @@ class Logits:
         return logits
 
 
+ChunkedLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Loss from hidden states (B, T, H) and labels (B, T)."""
+
+
+def forward_in_chunks(
+    model: PreTrainedModel, forward: Callable[..., Any], loss: ChunkedLoss, args: Any, kwargs: Any, labels: torch.Tensor
+) -> Any:
+    """The model's own ``forward`` with ``labels``, its logits' loss being ``loss`` of the base model's states.
+
+    Raises ProgramError where the model's code makes that impossible, see the module's text.
+    """
+    base, asked = model.base_model, _Asked()
+    run_base = base.forward
+
+    def without_tokens(*args: Any, **kwargs: Any) -> Any:
+        output = run_base(*args, **kwargs)
+        asked.states = output[0]
+        return _with_states(output, output[0][:, :0])
+
+    def chunked(logits: torch.Tensor, labels_: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+        given = kwargs.get("labels", labels_)
+        if asked.states is None or given is not labels or tuple(logits.shape[:2]) != (len(labels), 0):
+            raise _no_chunks(model)
+        asked.losses += 1
+        return loss(asked.states, labels)
+
+    hidden = vars(base).get("forward")
+    base.forward, model.loss_function = without_tokens, chunked
+    try:
+        output = forward(*args, labels=labels, **kwargs)
+    finally:
+        del model._loss_function, base.forward
+        if hidden is not None:
+            base.forward = hidden
+    if asked.losses != 1:
+        raise _no_chunks(model)
+    return output
+
+
+class _Asked:
+    states: torch.Tensor | None = None
+    losses = 0
+
+
+def _no_chunks(model: PreTrainedModel) -> ProgramError:
+    return ProgramError(f"the loss of {type(model).__name__} cannot be made from its last hidden states in chunks")
+
+
+def _with_states(output: Any, states: torch.Tensor) -> Any:
+    if isinstance(output, ModelOutput):
+        output = copy.copy(output)
+        output[next(iter(output.keys()))] = states
+        return output
+    return (states, *output[1:])
+
+
 def supervised(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of the flattened (B * T, H) states that predict a supervised token, and these tokens; both (N,).
 
@@ -83,18 +146,22 @@ def loss_with_gradients(
     normaliser: float,
     parameters: Sequence[nn.Parameter],
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """The loss `loss_only` / ``normaliser`` and its gradients: for ``states`` (B * T, H) and for ``parameters``."""
+    """The loss `loss_only` / ``normaliser`` and its gradients: for ``states`` (B * T, H) and for ``parameters``.
+
+    Those of parameters that are frozen are zero.
+    """
     total = torch.zeros((), dtype=torch.float32, device=states.device)
     state_gradient = torch.zeros_like(states)
     parameter_gradients = [torch.zeros_like(parameter) for parameter in parameters]
+    learned = [g for g, p in zip(parameter_gradients, parameters, strict=True) if p.requires_grad]
     for part in _chunks(logits, len(targets)):
         with torch.enable_grad():
             chunk = states[rows[part]].requires_grad_()
             loss = nn.functional.cross_entropy(logits(chunk).float(), targets[part], reduction="sum") / normaliser
-        found = torch.autograd.grad(loss, [chunk, *parameters])
+        found = torch.autograd.grad(loss, [chunk, *(p for p in parameters if p.requires_grad)])
         total += loss.detach()
         state_gradient.index_copy_(0, rows[part], found[0])
-        for held, new in zip(parameter_gradients, found[1:], strict=True):
+        for held, new in zip(learned, found[1:], strict=True):
             held += new
         del chunk, loss, found
     return total, state_gradient, parameter_gradients

@@ -18,7 +18,8 @@ class UnitFacts(Frozen):
     """One unit at the given batch shape. Bytes are those of tensors in the compute dtype."""
 
     name: str
-    """Dotted module path in the Hugging Face model, for example ``model.layers.3``."""
+    """Dotted module path in the Hugging Face model, for example ``model.layers.3``; a later call of the same module is
+    a unit of its own that shares its weights, named ``model.layers.3#2`` and so on."""
     kind: UnitKind
     variety: str
     """What sort of unit it is, for example ``Qwen3DecoderLayer`` or ``Qwen3_5DecoderLayer/linear_attention``."""
@@ -30,6 +31,8 @@ class UnitFacts(Frozen):
     """Name of the earlier unit that owns this unit's (tied) weights; they have one master there."""
     forward_flops: float
     """Floating-point operations of one forward of one micro-batch."""
+    input_bytes: int = 0
+    """Bytes of its boundary, the tensor that it is run again from; 0 if that is as large as the output before it."""
     output_bytes: int
     """Bytes of its output: the boundary after it (0 for the head)."""
     saved_bytes: int
@@ -58,6 +61,11 @@ class ModelFacts(Frozen):
     """Trainable parameters, tied ones counted once."""
     side_bytes: int
     """Tensors that live on the device through the whole step beside the units: masks, rotary tables, ids, labels."""
+    loose: tuple[str, ...] = ()
+    """Parameters that are read outside any unit; one more unit before the others holds them, on the device all the
+    step long."""
+    loss: Literal["chunks", "whole"] = "chunks"
+    """Whether the loss can be made from the last hidden states chunk by chunk, or only from all logits at once."""
     before: tuple[UnitFacts, ...]
     layers: tuple[UnitFacts, ...]
     after: tuple[UnitFacts, ...]
@@ -82,10 +90,9 @@ class ModelFacts(Frozen):
     def boundary_bytes(self) -> tuple[int, ...]:
         """Bytes of boundary 0..L: boundary i is the input of layer i, boundary L the output of the last layer."""
         outputs = tuple(layer.output_bytes for layer in self.layers)
-        return (
-            outputs[0],
-            *outputs,
-        )  # the residual stream keeps its width, so a layer's input is as large as its output
+        before = (outputs[0], *outputs)  # the residual stream keeps its width
+        inputs = tuple(layer.input_bytes or size for layer, size in zip(self.layers, before, strict=False))
+        return (*inputs, outputs[-1])
 
     @property
     def digest(self) -> str:

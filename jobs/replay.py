@@ -5,12 +5,15 @@ The executor streams units this way and `introspect` measures them this way, so 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from transformers import Cache
 
 from .errors import ProgramError
 
@@ -54,13 +57,15 @@ class Call:
     @classmethod
     def of(cls, run: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Flatten the arguments. Raises ProgramError for a key-value cache, which a second run would extend again."""
-        if kwargs.get("past_key_values") is not None:
+        leaves, spec = tree_flatten((args, kwargs))
+        if any(isinstance(leaf, Cache) for leaf in leaves):
             raise ProgramError(
                 "a key-value cache cannot be used in training", hint="call the model with use_cache=False"
             )
-        leaves, spec = tree_flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        boundary = next((i for i in places if leaves[i].is_floating_point()), -1)
+        floating = [i for i in places if leaves[i].is_floating_point()]
+        named = [i for i in floating if leaves[i] is kwargs.get("hidden_states")]
+        boundary = next(iter(named or floating), -1)
         return cls(run, leaves, spec, boundary, [i == boundary or leaves[i].requires_grad for i in places])
 
     def tensors(self) -> list[torch.Tensor]:
@@ -106,16 +111,16 @@ class Call:
         """
         outputs = output_tensors(graphed.output)
         pairs = [(o, g) for o, g in zip(outputs, output_gradients, strict=True) if o.requires_grad and g is not None]
-        wanted = [*graphed.inputs, *parameters]
-        found = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-        of_inputs = iter(found[: len(graphed.inputs)])
-        return [next(of_inputs) if needed else None for needed in self.needs_gradient], list(
-            found[len(graphed.inputs) :]
-        )
+        wanted = [*graphed.inputs, *(p for p in parameters if p.requires_grad)]
+        if not pairs or not wanted:
+            return [None] * len(self.needs_gradient), [None] * len(parameters)
+        found = iter(torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
+        of_inputs = [next(found) if needed else None for needed in self.needs_gradient]
+        return of_inputs, [next(found) if p.requires_grad else None for p in parameters]
 
     def _with(self, boundary: torch.Tensor | None) -> list[Any]:
         leaves = list(self.leaves)
-        if boundary is not None:
+        if boundary is not None and self.boundary >= 0:
             leaves[self.boundary] = boundary
         return leaves
 
@@ -145,18 +150,23 @@ def padded_bytes(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class RngState:
-    """The random generators of the CPU and of one GPU."""
+    """The random generators of the CPU, of one GPU, and those of Python and numpy, which some models use."""
 
     cpu: torch.Tensor
     cuda: torch.Tensor | None
+    python: tuple[Any, ...]
+    numpy: Any
 
     @classmethod
     def now(cls, device: torch.device) -> RngState:
         """Remember the generators as they are."""
-        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state())
 
     def restore(self, device: torch.device) -> None:
         """Set the generators back."""
         torch.set_rng_state(self.cpu)
+        random.setstate(self.python)
+        numpy.random.set_state(self.numpy)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, device)

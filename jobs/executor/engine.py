@@ -88,8 +88,14 @@ class Engine:
         self._staged: dict[str, torch.Tensor] = {}
         self._squares: dict[int, float] = {}
         self._last_output = 0
+        self._head_weights: torch.Tensor | None = None  # while they wait for a backward that the engine does not do
 
     # ---- ticks: called by the stand-ins
+
+    def next_of(self, units: Sequence[int]) -> int:
+        """Which of a module's units, one for each time it is called, is meant by its next call."""
+        op = self._upcoming()
+        return op.unit if op is not None and op.unit in units else units[0]
 
     def infer(self, unit: int, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a unit without gradients."""
@@ -116,25 +122,37 @@ class Engine:
                 if op.internals == "none":
                     output = call.forward(boundary)
                 else:
-                    assert boundary is not None
                     kept = self._kept[key] = KEEP[op.internals]()
                     output = kept.forward(call, boundary, slot)
             if self._home(unit) != "gpu":
                 self._store.drop(key)
             self._calls[key] = call
-            self._last_output = output_tensors(output)[0].data_ptr()
+            self._last_output = next((tensor.data_ptr() for tensor in output_tensors(output)), 0)
+            self._finish(op)
+        return output
+
+    def forward_whole(self, call: Call) -> Any:
+        """Run the head in a training step; its logits go to a loss that is not the engine's."""
+        with self._ticking():
+            op = self._advance("loss", self.head)
+            call.rng = RngState.now(self.device.torch_device)
+            with self._weights(op) as flat:
+                output = call.forward()
+            self._head_weights = flat
+            self._calls[self.head, op.micro] = call
             self._finish(op)
         return output
 
     def backward(self, unit: int, call: Call, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Run a unit again with a graph, send its parameters' gradients off, return those of its inputs."""
         with self._ticking():
+            self._pass_over(unit)
             op = self._advance("backward", unit)
             key, host = (unit, op.micro), self.units[unit]
-            boundary = self._store.get(key) if call.boundary >= 0 else None
-            self._store.drop(key)
             del self._calls[key]
             wanted = list(host.parameters.values())
+            boundary = None if unit == self.head else self._store.get(key)
+            self._store.drop(key)
             with self._weights(op) as slot, self._replaying(call):
                 if op.internals == "none":
                     inputs, parameters = call.backward(boundary, gradients, wanted)
@@ -144,6 +162,27 @@ class Engine:
             self._outgoing[key] = dict(zip(host.parameters, parameters, strict=True))
             self._finish(op)
         return inputs
+
+    def end_backward(self) -> None:
+        """Autograd is done: units that it did not come to have no gradient."""
+        with self._ticking():
+            self._pass_over(-1)
+
+    def _pass_over(self, unit: int) -> None:
+        """Do the backward of every unit before ``unit`` that autograd left out: the loss does not depend on them."""
+        while (op := self._upcoming()) is not None and op.kind == "backward" and op.unit != unit:
+            self._advance("backward", op.unit)
+            key = (op.unit, op.micro)
+            self._store.drop(key)
+            self._calls.pop(key, None)
+            self._kept.pop(key, None)
+            if op.unit == self.head:
+                self._head_weights = None
+            else:
+                with self._weights(op):
+                    pass  # they were loaded for nothing
+            self._outgoing[key] = dict.fromkeys(self.units[op.unit].parameters)
+            self._finish(op)
 
     def loss(
         self, logits: Logits, states: torch.Tensor, labels: torch.Tensor, normaliser: float | None
@@ -272,10 +311,14 @@ class Engine:
         """Whether a training step has begun and not ended."""
         return self.program is not self._forward_program and self._next < len(self.program.ops)
 
+    def _upcoming(self) -> Op | None:
+        """The next compute operation that the model drives, if the program has one."""
+        ops = self.program.ops
+        return next((op for op in ops[self._next :] if op.stream == "compute" and op.kind != "recompute"), None)
+
     def _peek(self, kind: str, unit: int) -> Op:
         """The next compute operation that the model drives; raise ProgramError if it is not the one named."""
-        ops = self.program.ops
-        expected = next((op for op in ops[self._next :] if op.stream == "compute" and op.kind != "recompute"), None)
+        expected = self._upcoming()
         if expected is None or (expected.kind, expected.unit) != (kind, unit):
             wanted = expected.id if expected else "the step to end with step()"
             raise ProgramError(
@@ -403,12 +446,13 @@ class Engine:
 
     # ---- helpers of the compute operations
 
-    def _take_boundary(self, key: tuple[int, int], call: Call) -> torch.Tensor | None:
+    def _take_boundary(self, key: tuple[int, int], call: Call) -> torch.Tensor:
         """Give the unit's input to the store, so that the call itself does not keep it alive."""
-        if call.boundary < 0:
-            return None
-        boundary: torch.Tensor = call.leaves[call.boundary].detach()
         unit = key[0]
+        if call.boundary < 0:
+            boundary = torch.zeros(1, device=self.device.torch_device)  # stands for an input that is not kept
+        else:
+            boundary = call.leaves[call.boundary].detach()
         self._check_size(unit, boundary)
         if self._home(unit) == "recompute" and boundary.data_ptr() != self._last_output:
             raise ProgramError(
@@ -416,7 +460,8 @@ class Engine:
                 "so that boundary cannot be recomputed",
                 hint="give this boundary another home",
             )
-        call.leaves[call.boundary] = None
+        if call.boundary >= 0:
+            call.leaves[call.boundary] = None
         self._store.put(key, boundary)
         return boundary
 
@@ -440,6 +485,9 @@ class Engine:
         unit = self.units[op.unit]
         if op.slot >= 0:
             flat = self._slots[op.slot]
+        elif op.kind == "backward" and op.unit == self.head:
+            assert self._head_weights is not None  # the loss has loaded them
+            flat, self._head_weights = self._head_weights, None
         else:
             flat = self._own_weights.pop(next(name for name in op.after if name.startswith("load.")))
         unit.bind(flat)

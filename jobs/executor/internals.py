@@ -93,7 +93,7 @@ class Products(Internals):
         self._recorded: list[tuple[Any, Any]] = []  # operation, and its result with a place in `storages` per tensor
 
     def forward(self, call: Call, boundary: torch.Tensor, slot: torch.Tensor) -> Any:
-        with _Recording(self._record):
+        with _Recording(self._record, self._save):
             return call.forward(boundary)
 
     def backward(
@@ -110,6 +110,12 @@ class Products(Internals):
         with _Replaying(results):
             graphed = call.forward_with_graph(boundary)
         return call.differentiate(graphed, output_gradients, parameters)
+
+    def _save(self, written: torch.Tensor) -> None:
+        """Keep a copy of a recorded product that the layer is about to write into."""
+        for storage in self.storages:
+            if storage.bytes is not None and storage.bytes.data_ptr() == written.untyped_storage().data_ptr():
+                storage.bytes = storage.bytes.clone()
 
     def _record(self, func: Any, result: Any) -> None:
         self._recorded.append((func, tree_map_only(torch.Tensor, self.keep, result)))
@@ -130,7 +136,7 @@ class Graph(Internals):
         def pack(tensor: torch.Tensor) -> Kept | torch.Tensor:
             start = whole(tensor).data_ptr()
             if start in others:
-                return tensor  # masks and rotary tables: alive anyway
+                return tensor.detach()  # masks and rotary tables: alive anyway, though not in the graph's own inputs
             if start not in known:
                 known[start] = self.keep(tensor).storage
             return Kept(known[start], View.of(tensor))
@@ -176,11 +182,15 @@ def _unpack(packed: Kept | torch.Tensor) -> torch.Tensor:
 
 
 class _Recording(TorchDispatchMode):
-    def __init__(self, record: Any) -> None:
+    def __init__(self, record: Any, save: Any) -> None:
         super().__init__()
-        self._record = record
+        self._record, self._save = record, save
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable:
+            for declared, value in zip(func._schema.arguments, args, strict=False):
+                if declared.is_write and isinstance(value, torch.Tensor):
+                    self._save(value)
         result = func(*args, **(kwargs or {}))
         if func in PRODUCTS:
             self._record(func, result)

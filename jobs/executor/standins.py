@@ -6,7 +6,10 @@ autograd function over every tensor among its arguments, so ``loss.backward()`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,9 +18,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+from ..effects import Outcome, Places, apply, unit_call
 from ..errors import ProgramError
-from ..head_loss import Logits
+from ..head_loss import Logits, forward_in_chunks
 from ..replay import Call
+from ..structure import LOOSE
 from .engine import Engine
 
 
@@ -27,16 +32,29 @@ class StandIns:
     def __init__(self, model: PreTrainedModel, engine: Engine) -> None:
         self.model, self.engine = model, engine
         self.anchor = torch.zeros((), requires_grad=True, device=engine.device.torch_device)
+        loose = {name: model.get_parameter(name) for name in engine.facts.loose}
+        self._places = Places(model, loose)
+        self._loose_parameters = loose
+        self._loose: dict[str, torch.Tensor] = {}
         self._modules: list[nn.Module] = [model]
-        self._in_head = False
+        self._depth = 0  # inside a unit: its own code runs
+        self._training = self._in_chunks = False
         self._model_forward = model.forward
         self._logits = Logits(model, self._run_head, engine.facts.vocabulary)
-        for index, unit in enumerate(engine.units[:-1]):
-            module = model.get_submodule(unit.name)
-            self._replace(module, self._unit_forward(index, module.forward))
-        head = model.get_submodule(engine.units[engine.head].name)
-        self._replace(head, self._head_forward(head.forward))
-        model.forward = self._forward
+        units: dict[str, list[int]] = defaultdict(list)
+        for index, unit in enumerate(engine.units):
+            if unit.name != LOOSE:
+                units[unit.path].append(index)
+        for path, indices in units.items():
+            module = model.get_submodule(path)
+            self._replace(module, self._unit_forward(indices, Places(module, loose), module.forward))
+        self.idle = self._guard_idle(units)
+
+        @functools.wraps(self._model_forward)  # trainers look at its parameters
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._forward(*args, **kwargs)
+
+        model.forward = forward
 
     def remove(self) -> None:
         """Give the model its own forwards back."""
@@ -47,60 +65,144 @@ class StandIns:
         module.forward = forward
         self._modules.append(module)
 
-    def _unit_forward(self, unit: int, run: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
-                return self.engine.infer(unit, run, args, kwargs)
-            call = Call.of(run, args, kwargs)
-            outcome = _Outcome()
-            tensors = _StreamedUnit.apply(self.anchor, self.engine, unit, call, outcome, *call.tensors())
-            return outcome.rebuild(tensors)
+    def _guard_idle(self, units: Mapping[str, object]) -> dict[str, nn.Parameter]:
+        """Parameters that no text reaches: they stay where they are, and a call that needs them is refused."""
+        streamed = {id(p) for unit in self.engine.units for p in unit.parameters.values()}
+        idle = {name: p for name, p in self.model.named_parameters() if id(p) not in streamed}
+        for path in {name.rpartition(".")[0] for name in idle}:
+            module = self.model.get_submodule(path)
+            holds_units = any(unit == path or unit.startswith(f"{path}.") for unit in units)
+            if path and not holds_units:
+                self._replace(module, _refuse(path, module.forward))
+        return idle
 
-        return forward
-
-    def _head_forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _unit_forward(self, indices: list[int], places: Places, run: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if self._in_head:
+            if self._depth:
                 return run(*args, **kwargs)
+            if self._in_chunks and indices[-1] == self.engine.head:
+                return self._no_logits(*args)
+            unit = self.engine.next_of(indices)
+            if not self._training:
+                with self._inside():
+                    return self.engine.infer(unit, run, args, kwargs)
+            call = unit_call(places, self._deep(run), self._loose, args, kwargs)
             if torch.is_grad_enabled():
-                raise ProgramError(
-                    "the model was asked for logits with gradients, but the loss is computed inside the head",
-                    hint="pass labels=..., or evaluate under torch.no_grad()",
-                )
-            return self.engine.infer(self.engine.head, run, args, kwargs)
+                return self._streamed(unit, call, args, kwargs)
+            return apply(self.engine.forward(unit, call), args, kwargs)  # a part that the model gives no gradient
 
         return forward
+
+    def _streamed(self, unit: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        arranged = _Arranged()
+        tensors = _StreamedUnit.apply(self.anchor, self.engine, unit, call, arranged, *call.tensors())
+        return apply(arranged.rebuild(tensors), args, kwargs)
+
+    def _deep(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self._inside():
+                return run(*args, **kwargs)
+
+        return inside
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def _no_logits(self, states: torch.Tensor) -> torch.Tensor:
+        """What the head makes of no tokens: its loss is made elsewhere, in chunks."""
+        return states.new_zeros((*states.shape[:-1], self.engine.facts.vocabulary))
 
     def _run_head(self, **kwargs: Any) -> Any:
         """The causal-LM model's own forward, for a chunk of hidden states, with the head's weights in place."""
-        self._in_head = True
-        try:
+        with self._inside():
             return self._model_forward(**kwargs)
-        finally:
-            self._in_head = False
 
     def _forward(
         self, *args: Any, labels: torch.Tensor | None = None, num_items_in_batch: Any = None, **kwargs: Any
     ) -> Any:
-        """The model's forward; with ``labels``, the loss in chunks and no logits."""
+        """The model's forward; with ``labels``, and where the model allows it, the loss in chunks and no logits."""
         device = self.engine.device.torch_device
         args = tuple(_to(device, value) for value in args)
         kwargs = {name: _to(device, value) for name, value in kwargs.items()}
-        with self.engine.device.counting():
+        self._training = torch.is_grad_enabled()
+        if labels is not None or self._training:
+            kwargs["use_cache"] = False
+        with self.engine.device.counting(), _no_writes_into_outputs(), self._with_loose():
             if labels is None:
                 return self._model_forward(*args, **kwargs)
-            kwargs = {**kwargs, "use_cache": False}
+            if self.engine.facts.loss == "whole":
+                if num_items_in_batch is not None:
+                    kwargs["num_items_in_batch"] = num_items_in_batch
+                return self._model_forward(*args, labels=labels.to(device), **kwargs)
             kwargs.pop("logits_to_keep", None)
-            states = self.model.base_model(*args, **kwargs)[0]
-            normaliser = None if num_items_in_batch is None else float(num_items_in_batch)
+            return self._forward_in_chunks(args, kwargs, labels.to(device), num_items_in_batch)
+
+    def _forward_in_chunks(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], labels: torch.Tensor, items: Any
+    ) -> CausalLMOutput:
+        normaliser = None if items is None else float(items)
+
+        def loss(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             if torch.is_grad_enabled():
-                loss = _StreamedLoss.apply(self.engine, self._logits, states, labels.to(device), normaliser)
-            else:
-                loss = self.engine.infer_loss(self._logits, states, labels.to(device), normaliser)
-        return CausalLMOutput(loss=loss)
+                streamed: torch.Tensor = _StreamedLoss.apply(self.engine, self._logits, states, labels, normaliser)
+                return streamed
+            return self.engine.infer_loss(self._logits, states, labels, normaliser)
+
+        self._in_chunks = True
+        try:
+            output = forward_in_chunks(self.model, self._model_forward, loss, args, kwargs, labels)
+        finally:
+            self._in_chunks = False
+        return CausalLMOutput(loss=output[0] if isinstance(output, tuple) else output.loss)
+
+    @contextmanager
+    def _with_loose(self) -> Iterator[None]:
+        """Load the loose parameters, for the whole model to read."""
+        if not self._loose_parameters:
+            yield
+            return
+        parameters = list(self._loose_parameters.values())
+        call = Call.of(lambda: Outcome(tuple(p.view_as(p) for p in parameters), {}, []), (), {})
+        if torch.is_grad_enabled():
+            tensors = self._streamed(0, call, (), {})
+        else:
+            tensors = self.engine.infer(0, call.forward, (), {}).output
+        self._loose = dict(zip(self._loose_parameters, tensors, strict=True))
+        with self._places.holding(self._loose):
+            yield
+        self._loose = {}
 
 
-class _Outcome:
+@contextmanager
+def _no_writes_into_outputs() -> Iterator[None]:
+    """Name the reason where a model writes into what a unit returned and the engine still holds."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "modified inplace" not in str(error):
+            raise
+        raise ProgramError(
+            "the model writes into a tensor that one of its parts returned and that backward still needs",
+            hint="this architecture cannot be streamed",
+        ) from error
+
+
+def _refuse(path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise ProgramError(
+            f"{path} runs, which no forward of text reaches: its weights are not streamed",
+            hint="give the model text only",
+        )
+
+    return refused
+
+
+class _Arranged:
     """How the tensors that an autograd function returns were arranged in the unit's output."""
 
     def take(self, output: Any) -> tuple[torch.Tensor, ...]:
@@ -122,16 +224,23 @@ class _StreamedUnit(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, engine: Engine, unit: int, call: Call, outcome: _Outcome, *tensors: torch.Tensor
+        ctx: Any,
+        anchor: torch.Tensor,
+        engine: Engine,
+        unit: int,
+        call: Call,
+        arranged: _Arranged,
+        *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.engine, ctx.unit, ctx.call = engine, unit, call
         ctx.set_materialize_grads(False)
-        outputs = outcome.take(engine.forward(unit, call))
+        outputs = arranged.take(engine.forward_whole(call) if unit == engine.head else engine.forward(unit, call))
         ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        _at_the_end(ctx.engine.end_backward)
         return (None, None, None, None, None, *ctx.engine.backward(ctx.unit, ctx.call, gradients))
 
 
@@ -148,9 +257,15 @@ class _StreamedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        _at_the_end(ctx.engine.end_backward)
         state_gradient = ctx.engine.loss_backward(ctx.state_gradient, gradients[0])
         ctx.state_gradient = None
         return None, None, state_gradient, None, None
+
+
+def _at_the_end(work: Callable[[], None]) -> None:
+    """Have autograd do ``work`` when the backward that is running ends."""
+    torch.autograd.Variable._execution_engine.queue_callback(work)
 
 
 def _to(device: torch.device, value: Any) -> Any:

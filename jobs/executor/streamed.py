@@ -15,6 +15,7 @@ from ..errors import NonFiniteGradient, ProgramError
 from ..introspect import model_facts
 from ..model_facts import ModelFacts
 from ..policy import Policy
+from ..structure import LOOSE, own_parameters, path_of
 from ..timeline import Timeline
 from .devices import Device, Emulated, open_device
 from .engine import Engine, PendingUpdate
@@ -71,9 +72,15 @@ def _host_units(
     model: PreTrainedModel, facts: ModelFacts, dtype: torch.dtype, optimizer: Optimizer | None, device: Device
 ) -> list[HostUnit]:
     units: dict[str, HostUnit] = {}
+    loose = {name: model.get_parameter(name) for name in facts.loose}
+    own = {
+        unit.name: loose if unit.name == LOOSE else own_parameters(model.get_submodule(path_of(unit.name)), loose)
+        for unit in facts.units
+    }
     for unit in facts.units:
         owner = units.get(unit.shares_weights_with)
-        units[unit.name] = HostUnit(unit.name, model.get_submodule(unit.name), dtype, optimizer, owner)
+        path = "" if unit.name == LOOSE else path_of(unit.name)
+        units[unit.name] = HostUnit(unit.name, path, own[unit.name], dtype, optimizer, owner)
         if owner is None:
             units[unit.name].unbind(torch.device("cpu"))  # free the original as soon as it was taken over
     for module in model.modules():
@@ -129,11 +136,15 @@ class Streamed:
     def gradients(self) -> dict[str, torch.Tensor]:
         """The step's gradients by parameter name, on the host, before clipping (for checks)."""
         self._engine.wait_for_gradients()
-        named: dict[str, torch.Tensor] = {}
-        for unit in self._engine.units:
-            if unit.gradient is not None:
-                named |= {name: view.clone() for name, view in unit.named(unit.gradient).items()}
-        return named
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return {
+            names[id(unit.parameters[segment.name])]: unit.gradient[segment.offset :][: segment.numel]
+            .view(segment.shape)
+            .clone()
+            for unit in self._engine.units
+            if unit.gradient is not None
+            for segment in unit.layout.segments
+        }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The weights by parameter name, in the compute dtype, as the next forward will see them."""
@@ -141,7 +152,7 @@ class Streamed:
         named: dict[str, torch.Tensor] = {}
         for unit in self._engine.units:
             named |= {name: view.clone() for name, view in unit.named(unit.weights.streamed).items()}
-        return named
+        return named | {name: p.detach().clone() for name, p in self._standins.idle.items()}
 
     def unit_states(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
         """Master weights and optimizer state, unit by unit, for a checkpoint."""

@@ -19,7 +19,7 @@ room waits, through ``after``, for the one that frees it, so the peak holds what
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -138,9 +138,11 @@ class Program:
 
 
 def unit_labels(kinds: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
-    """Short name of each unit: the number of a layer, the last part of the path of any other."""
+    """Short name of each unit: the number of a layer, the last part of the path of any other (all of it if need be)."""
     layers = iter(range(len(kinds)))
+    others = Counter(name.rsplit(".", 1)[-1] for kind, name in zip(kinds, names, strict=True) if kind != "layer")
     return tuple(
-        str(next(layers)) if kind == "layer" else name.rsplit(".", 1)[-1]
+        str(next(layers)) if kind == "layer" else name if others[last] > 1 or last.isdigit() else last
         for kind, name in zip(kinds, names, strict=True)
+        for last in (name.rsplit(".", 1)[-1],)
     )

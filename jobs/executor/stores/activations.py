@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ...errors import ProgramError
 from ...policy import Program
 from ...replay import padded
 from ..devices import Device
@@ -109,6 +110,12 @@ class ActivationStore:
             self._device.lend(source, "d2h")
             storage.bytes = None
         sizes = [source.numel() for source in sources]
+        if sum(map(padded, sizes)) > self._internals_home[key].numel():
+            raise ProgramError(
+                f"unit {key[0]} keeps {sum(sizes):,} bytes of internals, the program has room for "
+                f"{self._internals_home[key].numel():,} on the host",
+                hint="plan with internals: none for this model, or for the larger batch",
+            )
         targets = self._swapped[key] = pack(self._internals_home[key], sizes)
         return (lambda: _copy_all(targets, sources)), sum(map(padded, sizes))
 

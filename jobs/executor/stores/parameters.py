@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -75,19 +76,20 @@ class FixedWeights:
 
 
 class HostUnit:
-    """A module's parameters as one flat buffer on the host, with its gradient beside it."""
+    """A unit's parameters as one flat buffer on the host, with its gradient beside it."""
 
     def __init__(
         self,
         name: str,
-        module: nn.Module,
+        path: str,
+        parameters: Mapping[str, nn.Parameter],
         dtype: torch.dtype,
         optimizer: Optimizer | None,
         owner: HostUnit | None = None,
     ) -> None:
-        """``owner`` is the unit that holds this one's (tied) weights."""
-        self.name, self.dtype = name, dtype
-        self.parameters = dict(module.named_parameters())
+        """``parameters`` are named inside ``path``; ``owner`` is the unit that holds this one's (tied) weights."""
+        self.name, self.path, self.dtype = name, path, dtype
+        self.parameters = dict(parameters)
         self.gradient: torch.Tensor | None = None
         self.weights: UnitOptimizer
         self.layout: Layout
@@ -98,7 +100,15 @@ class HostUnit:
         flat = torch.zeros(layout.numel, dtype=torch.float32)
         for segment in layout.segments:
             flat[segment.offset : segment.offset + segment.numel] = self.parameters[segment.name].data.reshape(-1)
-        self.weights = optimizer.unit(layout, flat, dtype) if optimizer else FixedWeights(flat, dtype)
+        self.weights = (
+            optimizer.unit(self._without_decay_of_frozen(), flat, dtype) if optimizer else FixedWeights(flat, dtype)
+        )
+
+    def _without_decay_of_frozen(self) -> Layout:
+        """The layout for the optimizer, which lets vectors without a gradient be: so frozen matrices are vectors."""
+        frozen = {name for name, parameter in self.parameters.items() if not parameter.requires_grad}
+        segments = [replace(s, shape=(s.numel,)) if s.name in frozen else s for s in self.layout.segments]
+        return replace(self.layout, segments=tuple(segments))
 
     def gradient_buffer(self, device: Device, contributions: int) -> torch.Tensor:
         """The host's gradient: float32 where several contributions are added up, the compute dtype otherwise."""
@@ -131,6 +141,5 @@ class HostUnit:
 
     def named(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Views of a flat tensor of this unit by full parameter name."""
-        return {
-            f"{self.name}.{s.name}": flat[s.offset : s.offset + s.numel].view(s.shape) for s in self.layout.segments
-        }
+        prefix = f"{self.path}." if self.path else ""
+        return {f"{prefix}{s.name}": flat[s.offset : s.offset + s.numel].view(s.shape) for s in self.layout.segments}

@@ -137,11 +137,21 @@ def test_evaluating_between_steps_is_right_and_within_a_step_refused(make_model,
             streamed.model(**batch)
 
 
-def test_logits_with_gradients_are_refused_with_the_way_out(make_model, facts_of, make_batch):
-    facts, batch = facts_of("qwen2"), make_batch()
-    del batch["labels"]
-    with training(make_model("qwen2"), facts) as streamed, pytest.raises(ProgramError, match="pass labels"):
-        streamed.model(**batch)
+def test_a_loss_of_ones_own_gets_logits_with_gradients(family, make_model, facts_of, make_batch):
+    model, facts, batch = make_model(family, dropout=False), facts_of(family), make_batch()
+    labels = batch.pop("labels")
+
+    def loss_of(logits):
+        return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+    loss_of(model(**batch, use_cache=False).logits).backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    with training(model, facts) as streamed:
+        loss_of(streamed.model(**batch).logits).backward()
+        got = streamed.gradients()
+        assert all(torch.equal(got[name], gradient) for name, gradient in wanted.items())
+        assert not streamed.step().skipped
 
 
 def test_a_policy_of_another_batch_or_model_is_refused(make_model, facts_of):
