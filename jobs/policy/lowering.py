@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..model_facts import ModelFacts, UnitFacts
 from .artifact import Home, Policy
 from .program import Buffer, Internals, Kind, Op, Program, Stream, Tier, unit_labels
+from .waits import without_implied
 
 ComputeKind = Literal["forward", "loss", "recompute", "backward"]
 
@@ -142,7 +143,8 @@ class _Lowering:
             self._remember(position, compute)
         self._place_norms()
         self._hold_static()
-        return Program((*self._updates(), *self._in_order(), *self._clip()), tuple(self.buffers))
+        program = Program(without_implied((*self._updates(), *self._in_order(), *self._clip())), tuple(self.buffers))
+        return replace(program, promised=program.moments)
 
     def _home(self, unit: int) -> Home | None:
         """Home of a layer's input; None for units that are not layers."""
@@ -167,7 +169,7 @@ class _Lowering:
             return  # the loss made the head's gradients; backward only scales them
         if unit.kind != "layer":
             ahead = HEAD_AHEAD if compute.kind != "backward" and unit.kind != "before" else 2
-            load = self._load(compute, freed_at=position - ahead)
+            load = self._load(compute, at=position - ahead + 1, freed_by=position - ahead)
             self._hold(f"weights.{load}", "gpu", unit.weight_bytes, load, compute.id)
             return
         if compute.unit in self.resident:
@@ -176,26 +178,24 @@ class _Lowering:
             if name in self.placed_at:
                 compute.after.append(name)
             else:
-                self._load(compute, freed_at=min(used for _, used in self.ring))
+                self._load(compute, at=min(used for _, used in self.ring) + 1)
             return
         held = [s for s, (holds, _) in enumerate(self.ring) if holds == compute.unit]
         compute.slot = held[0] if held else min(range(len(self.ring)), key=lambda s: self.ring[s][1])
         if not held:
-            self._load(compute, freed_at=self.ring[compute.slot][1])
+            used = self.ring[compute.slot][1]
+            self._load(compute, at=used + 1, freed_by=used)
         self.ring[compute.slot] = (compute.unit, position)
 
-    def _load(self, compute: _Compute, *, freed_at: int) -> str:
-        """Load weights as soon as the compute operation at ``freed_at`` leaves its buffer."""
+    def _load(self, compute: _Compute, *, at: int, freed_by: int = -1) -> str:
+        """Load weights before the compute operation at ``at``, when the one at ``freed_by`` has left their buffer."""
         label = self.labels[compute.unit]
         after = [f"update.{self.labels[self.owner[compute.unit]]}"] if self.training else []
-        if freed_at >= 0:
-            after.append(self.computes[freed_at].id)
+        if freed_by >= 0:
+            after.append(self.computes[freed_by].id)
         name = f"load.{label}{_LOAD_PHASE[compute.kind]}@{compute.micro}"
         size = self.units[compute.unit].weight_bytes
-        self._issue(
-            max(0, freed_at + 1),
-            Op(name, "load", "h2d", compute.unit, compute.micro, size, tuple(after), compute.slot),
-        )
+        self._issue(max(0, at), Op(name, "load", "h2d", compute.unit, compute.micro, size, tuple(after), compute.slot))
         compute.after.append(name)
         return name
 
