@@ -9,6 +9,7 @@
     ├── DoesNotFit              no plan fits the budgets               exit 3
     ├── OutOfTime               no plan was found in the time allowed
     ├── OutOfMemory             a tier's budget was passed while running
+    ├── StorageError            a tier's disk failed while running
     ├── ProgramError            the model did not do what the step program says
     │   └── InvariantBroken     an operation could overtake another (found by debug mode)
     ├── NonFiniteGradient       training diverged
@@ -119,6 +120,17 @@ class OutOfMemory(LazytrainError):
         self.requested_bytes = requested_bytes
         self.used_bytes = used_bytes
         self.budget_bytes = budget_bytes
+
+
+class StorageError(LazytrainError):
+    """The disk of a tier (``nvme``) failed to move ``nbytes``."""
+
+    code = "storage_failed"
+
+    def __init__(self, message: str, *, tier: str = "nvme", nbytes: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.tier = tier
+        self.nbytes = nbytes
 
 
 class ProgramError(LazytrainError):
