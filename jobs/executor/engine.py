@@ -17,6 +17,7 @@ from ..errors import ProgramError
 from ..head_loss import Logits, loss_only, loss_with_gradients, supervised
 from ..model_facts import ModelFacts
 from ..policy import Op, Policy, Program, lower, lower_forward
+from ..policy.order import micro_batches
 from ..replay import Call, RngState, output_tensors
 from .devices import Device, Event
 from .internals import Graph, Internals, Products
@@ -256,7 +257,7 @@ class Engine:
 
     def _begin_step(self) -> None:
         if self.accumulation not in self._programs:
-            program = lower(self.policy, self.facts, accumulation=self.accumulation)
+            program = lower(self.policy, self.facts, order=micro_batches(self.accumulation))
             for store in self._activations.values():
                 store.close()
             self._programs = {self.accumulation: program}

@@ -56,7 +56,7 @@ def check(program: Program, facts: ModelFacts) -> tuple[Hazard, ...]:
                 hazard.invariant, hazard.later, f"it need not wait for {hazard.earlier}, which uses {hazard.place}"
             )
     _check_memory(program)
-    if any(op.kind == "backward" for op in program.ops):
+    if program.whole:
         _check_updates(program, facts)
     return found
 
@@ -75,7 +75,7 @@ def hazards(program: Program, used: tuple[Access, ...]) -> Iterator[Hazard]:
         for place in access.reads:
             if place in writer:
                 yield Hazard(writer[place], op.id, place, "made before read")
-            elif not place.startswith(_FROM_BEFORE):
+            elif program.whole and not place.startswith(_FROM_BEFORE):
                 raise InvariantBroken("made before read", op.id, f"nothing has filled {place}")
             readers[place].append(op.id)
         for place in access.writes:
@@ -106,6 +106,7 @@ class _Places:
         self._loads: Counter[int] = Counter()
         self._uses: Counter[int] = Counter()
         self._nvme_uses = self._gradient_uses = 0
+        self._host, self._nvme, self._swap = _Rooms("host"), _Rooms("nvme"), _Rooms("swapped")
         self._staging: dict[tuple[int, int], str] = {}
         self._staged: dict[tuple[int, int], str] = {}
         self._slot_holds: dict[int, int] = {}
@@ -130,7 +131,7 @@ class _Places:
 
     def _backward(self, op: Op, key: str) -> Access:
         if op.unit == self._head:
-            return Access((f"device gradient {key}",))
+            return Access((f"device gradient {key}",), (f"device gradient {key}",))  # scaled in place
         again = " again" if (op.unit, op.micro) in self._swapped else ""
         kept = (f"kept{again} {key}",) if op.internals != "none" else ()
         source = (self._input(op),) if op.unit else ()
@@ -164,31 +165,29 @@ class _Places:
         return Access((source,), (f"slot {op.slot}",))
 
     def _offload(self, op: Op, key: str) -> Access:
-        return Access((f"input {key}",), (self._host_buffer(op),))
+        into = self._next_staging(op) if (op.unit, op.micro) in self._on_nvme else self._host.take(op)
+        return Access((f"input {key}",), (into,))
 
     def _write(self, op: Op, key: str) -> Access:
-        return Access((self._staging.pop((op.unit, op.micro)),), (f"nvme {key}",))
+        return Access((self._staging.pop((op.unit, op.micro)),), (self._nvme.take(op),))
 
     def _read(self, op: Op, key: str) -> Access:
-        return Access((f"nvme {key}",), (self._host_buffer(op),))
+        return Access((self._nvme.give_back(op),), (self._next_staging(op),))
 
     def _reload(self, op: Op, key: str) -> Access:
-        source = self._staging.pop((op.unit, op.micro), f"host {key}")
+        source = self._staging.pop((op.unit, op.micro), "") or self._host.give_back(op)
         return Access((source,), (f"input again {key}",))
 
-    def _host_buffer(self, op: Op) -> str:
-        key = (op.unit, op.micro)
-        if key not in self._on_nvme:
-            return f"host {key[0]}@{key[1]}"
+    def _next_staging(self, op: Op) -> str:
         self._nvme_uses += 1
-        self._staging[key] = f"staging {self._nvme_uses % NVME_STAGING}"
-        return self._staging[key]
+        place = self._staging[op.unit, op.micro] = f"staging {self._nvme_uses % NVME_STAGING}"
+        return place
 
     def _swap_out(self, op: Op, key: str) -> Access:
-        return Access((f"kept {key}",), (f"swapped {key}",))
+        return Access((f"kept {key}",), (self._swap.take(op),))
 
     def _swap_in(self, op: Op, key: str) -> Access:
-        return Access((f"swapped {key}",), (f"kept again {key}",))
+        return Access((self._swap.give_back(op),), (f"kept again {key}",))
 
     # ---- gradients
 
@@ -211,6 +210,29 @@ class _Places:
 
     def _update(self, op: Op, key: str) -> Access:
         return Access((f"gradient of {op.unit}",), (f"master {op.unit}",))
+
+
+class _Rooms:
+    """A unit's rooms at a home: a micro-batch takes the one that was given back last, or a new one."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+        self._free: dict[int, list[str]] = defaultdict(list)
+        self._taken: dict[tuple[int, int], str] = {}
+        self._made: Counter[int] = Counter()
+
+    def take(self, op: Op) -> str:
+        if not self._free[op.unit]:
+            self._free[op.unit].append(f"{self._home} {op.unit}.{self._made[op.unit]}")
+            self._made[op.unit] += 1
+        self._taken[op.unit, op.micro] = self._free[op.unit].pop()
+        return self._taken[op.unit, op.micro]
+
+    def give_back(self, op: Op) -> str:
+        """The room, which is free from here on; of another program's operation, one that nobody else has."""
+        place = self._taken.pop((op.unit, op.micro), f"{self._home} {op.unit} of {op.micro}")
+        self._free[op.unit].append(place)
+        return place
 
 
 def _check_memory(program: Program) -> None:

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from .order import Order
+
 Kind = Literal[
     "update", "load", "forward", "offload", "write", "swap_out", "loss", "read", "reload", "swap_in",
     "recompute", "backward", "gradient", "accumulate", "norm", "clip",
@@ -73,6 +75,9 @@ class Program:
 
     ops: tuple[Op, ...]
     buffers: tuple[Buffer, ...]
+    order: Order = ()
+    whole: bool = True
+    """Whether this is a whole step, or one phase of a step that found its order while it ran."""
     promised: tuple[tuple[int, int], ...] = ()
     """`moments` as they were when the program was made, for `hazards.check`."""
 
