@@ -7,12 +7,14 @@ layer that was used ``weight_slots`` layers before it is done; its weights, when
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..model_facts import ModelFacts, UnitFacts
 from .artifact import Home, Policy
+from .parked import RING, Parked, RingUses, blocks, update_phase
 from .program import Buffer, Internals, Kind, Op, Program, Stream, Tier, unit_labels
 
 ComputeKind = Literal["forward", "loss", "recompute", "backward"]
@@ -26,13 +28,20 @@ HEAD_AHEAD = 3
 _LOAD_PHASE = {"forward": "", "loss": "", "recompute": ".r", "backward": ".b"}
 
 
-def lower(policy: Policy, facts: ModelFacts, *, accumulation: int | None = None) -> Program:
+def lower(
+    policy: Policy,
+    facts: ModelFacts,
+    *,
+    accumulation: int | None = None,
+    state_bytes: Mapping[int, int] | None = None,
+) -> Program:
     """The program of one training step. Raises ProgramError for a policy made for other facts.
 
     ``accumulation`` overrides the policy's number of micro-batches (the last step of an epoch may have fewer).
+    ``state_bytes`` are the true bytes, by unit, of optimizer state on NVMe; without them the 8-bit optimizer's count.
     """
     policy.check(facts)
-    lowering = _Lowering(policy, facts)
+    lowering = _Lowering(policy, facts, Parked.of(policy, facts, state_bytes))
     for micro in range(accumulation or policy.accumulation):
         lowering.add_micro_batch(micro)
     return lowering.finish()
@@ -41,7 +50,7 @@ def lower(policy: Policy, facts: ModelFacts, *, accumulation: int | None = None)
 def lower_forward(facts: ModelFacts, *, weight_slots: int = 2) -> Program:
     """The program of one forward pass without gradients: what evaluation and generation run."""
     homes: list[Home] = ["gpu"] * (len(facts.layers) + 1)
-    lowering = _Lowering(Policy.from_homes(facts, homes, weight_slots=weight_slots), facts)
+    lowering = _Lowering(Policy.from_homes(facts, homes, weight_slots=weight_slots), facts, Parked({}, frozenset()))
     lowering.add_forward_only()
     return lowering.finish()
 
@@ -59,8 +68,8 @@ class _Compute:
 
 
 class _Lowering:
-    def __init__(self, policy: Policy, facts: ModelFacts) -> None:
-        self.policy, self.facts, self.units = policy, facts, facts.units
+    def __init__(self, policy: Policy, facts: ModelFacts, parked: Parked) -> None:
+        self.policy, self.facts, self.units, self.parked = policy, facts, facts.units, parked
         self.labels = unit_labels(tuple(u.kind for u in self.units), tuple(u.name for u in self.units))
         self.first, self.layers, self.head = len(facts.before), len(facts.layers), len(self.units) - 1
         by_name = {unit.name: i for i, unit in enumerate(self.units)}
@@ -123,6 +132,11 @@ class _Lowering:
 
     def finish(self) -> Program:
         """Place every transfer and buffer around the compute operations."""
+        self.contributions = Counter(self.owner[c.unit] for c in self.computes if c.kind == "backward")
+        updates = self._updates()
+        self.gradient_ring = RingUses(
+            [f"update.{self.labels[op.unit]}" for op in updates if op.kind == "read_gradient"]
+        )
         for position, compute in enumerate(self.computes):
             self._wait_for_copies_out(position, compute)
             self._place_load(position, compute)
@@ -142,7 +156,7 @@ class _Lowering:
             self._remember(position, compute)
         self._place_norms()
         self._hold_static()
-        return Program((*self._updates(), *self._in_order(), *self._clip()), tuple(self.buffers))
+        return Program((*updates, *self._in_order(), *self._clip()), tuple(self.buffers))
 
     def _home(self, unit: int) -> Home | None:
         """Home of a layer's input; None for units that are not layers."""
@@ -271,12 +285,38 @@ class _Lowering:
         after = [compute.id]
         if adds and len(self.issued["accumulate"]) >= GRADIENT_STAGING:
             after.append(self.issued["accumulate"][-GRADIENT_STAGING])
+        into = self._place_on_host(position, compute, adds)
+        after += [] if adds else into
         landed = gradient = self._transfer(position + 1, "gradient", "d2h", compute, size, after)
         made_by = self._id("loss", compute.unit, compute.micro) if compute.unit == self.head else compute.id
         self._hold(gradient, "gpu", size, made_by, gradient)
         if adds:
-            landed = self._transfer(position + 1, "accumulate", "cpu", compute, size, [gradient])
+            landed = self._transfer(position + 1, "accumulate", "cpu", compute, size, [gradient, *into])
         self.issued[f"into.{owner}"].append(landed)
+        if owner in self.parked.gradients and len(self.issued[f"into.{owner}"]) < self.contributions[owner]:
+            size = self._host_gradient_bytes(owner)
+            self._transfer(position + 1, "write_gradient", "nvme_write", compute, size, [landed])
+
+    def _place_on_host(self, position: int, compute: _Compute, adds: bool) -> list[str]:
+        """What makes a parked gradient's place on the host ready: its buffer's last use, or the read of its sum so far.
+
+        The sum is read while the unit's next contribution is computed.
+        """
+        owner = self.owner[compute.unit]
+        if owner not in self.parked.gradients:
+            return []
+        empty = self.gradient_ring.take(self._id("write_gradient", compute.unit, compute.micro))
+        if not adds:
+            return empty
+        _, before = self.issued[f"into.{owner}"][-1].split(".", 1)
+        after = [f"write_gradient.{before}", *empty]
+        size = self._host_gradient_bytes(owner)
+        return [self._transfer(position, "read_gradient", "nvme_read", compute, size, after)]
+
+    def _host_gradient_bytes(self, owner: int) -> int:
+        """Bytes of a gradient on the host: float32 where contributions are added up."""
+        elements = self.units[owner].weight_bytes // self.facts.element_bytes
+        return elements * (4 if self.contributions[owner] > 1 else self.facts.element_bytes)
 
     def _place_norms(self) -> None:
         """Sum the squares of each master's gradient right after its last contribution has landed."""
@@ -287,6 +327,11 @@ class _Lowering:
             size = self.units[owner].weight_bytes
             norm = Op(f"norm.{self.labels[owner]}", "norm", "cpu", owner, self.computes[-1].micro, size, (landed,))
             self._issue(self.placed_at[landed], norm)
+            if owner in self.parked.gradients:
+                last, size = landed.split(".", 1)[1], self._host_gradient_bytes(owner)
+                micro = self.computes[-1].micro
+                written = Op(f"write_gradient.{last}", "write_gradient", "nvme_write", owner, micro, size, (norm.id,))
+                self._issue(self.placed_at[landed], written)
 
     def _transfer(self, at: int, kind: Kind, stream: Stream, compute: _Compute, size: int, after: list[str]) -> str:
         name = self._id(kind, compute.unit, compute.micro)
@@ -358,6 +403,15 @@ class _Lowering:
         for name, kind, count in (("nvme", "write", NVME_STAGING), ("gradient", "accumulate", GRADIENT_STAGING)):
             for slot in range(count):
                 self._hold(f"{name}_staging.{slot}", "host", moved[kind])
+        self._hold_parked()
+
+    def _hold_parked(self) -> None:
+        gradients = {unit: self._host_gradient_bytes(unit) for unit in self.parked.gradients}
+        for name, sizes in (("state", self.parked.state), ("gradient", gradients)):
+            for slot in range(min(RING, len(sizes))):
+                self._hold(f"{name}_ring.{slot}", "host", max(sizes.values()))
+            for unit, size in sorted(sizes.items()):
+                self._hold(f"{name}_home.{self.labels[unit]}", "nvme", blocks(size))
 
     def _hold(self, name: str, tier: Tier, size: int, acquired_by: str = "", *released_by: str) -> None:
         if size:
@@ -369,9 +423,8 @@ class _Lowering:
         """Apply the gradients of the step before, in the order in which the forward pass needs the weights."""
         if not self.training:
             return []
-        return [
-            Op(f"update.{self.labels[u]}", "update", "cpu", u, bytes=self.units[u].weight_bytes) for u in self.owned
-        ]
+        sizes = [unit.weight_bytes for unit in self.units]
+        return update_phase(self.parked, self.owned, self.labels, sizes, self._host_gradient_bytes)
 
     def _in_order(self) -> list[Op]:
         ops: list[Op] = []
