@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import torch
 from ..errors import ProgramError
 from ..head_loss import Logits, loss_only, loss_with_gradients, supervised
 from ..model_facts import ModelFacts
-from ..policy import Op, Policy, Program, lower, lower_forward
+from ..policy import UPDATE_PHASE, Op, Policy, Program, lower, lower_forward
 from ..policy.order import micro_batches
 from ..replay import Call, RngState, output_tensors
 from .devices import Device, Event
 from .internals import Graph, Internals, Products
 from .interpreter import Interpreter
+from .parking import Parking, parked_state_bytes
 from .stores import ActivationStore, HostUnit, Optimizer
 from .transfers import InFlight, PendingUpdate, Transfers
 from .weights import DeviceWeights
@@ -45,15 +47,16 @@ class Engine:
         self.nvme_directory = nvme_directory
         self.accumulation = policy.accumulation
         names = [unit.name for unit in units]
-        owner = [names.index(u.shares_weights_with or u.name) for u in facts.units]
+        self._owner = [names.index(u.shares_weights_with or u.name) for u in facts.units]
         self.first_layer, self.head = len(facts.before), len(units) - 1
         self._forward_program = lower_forward(facts, weight_slots=policy.weight_slots)
         self._programs: dict[int, Program] = {}
         self._activations: dict[int, ActivationStore] = {}
         self._weights = DeviceWeights(facts, policy, units, device)
-        self._transfers = Transfers(units, owner, self._weights, device, optimizer)
+        self._transfers = Transfers(units, self._owner, self._weights, device, optimizer)
         self._interpreter = Interpreter(self._forward_program, names, device, self._transfers, self._recompute)
         self._updates: dict[str, Event] = {}
+        self._written: list[Event] = []  # of the last step's gradients on NVMe
         self._last_output = 0  # address of what the unit before returned
 
     # ---- ticks: called by the stand-ins
@@ -200,17 +203,30 @@ class Engine:
                 hint="run forward and backward of every micro-batch of the step first",
             )
         run.wait_for("clip")
+        self._written = run.events_of("write_gradient")
         run.forget_events()
         assert self.optimizer is not None, "a step is only taken with an optimizer"
         squares = self._in_flight.squares
         return self.optimizer.clip(sum(squares[unit] for unit in sorted(squares)))
 
     def start_updates(self, update: PendingUpdate) -> None:
-        """Update every unit on the ``cpu`` stream, in the order in which the next forward needs them."""
-        for op in self._interpreter.program.ops:
-            if op.kind == "update":
-                work = self._transfers.update(op, update)
-                self._updates[op.id] = self._interpreter.submit(op, work, op.bytes, ())
+        """Update every unit, in the order in which the next forward needs them; read and write what is on NVMe."""
+        before = [*self._updates.values(), *self._written]  # what is read now was written by the step before
+        phase = list(takewhile(lambda op: op.kind in UPDATE_PHASE, self._interpreter.program.ops))
+        for position, op in enumerate(phase):
+            try:
+                self._updates[op.id] = self._start_update(op, update, before)
+            except BaseException as error:  # weights are torn now: whoever waits for any of these must hear of it
+                self._updates |= {left.id: Event.ended(error) for left in phase[position:]}
+                raise
+
+    def _start_update(self, op: Op, update: PendingUpdate, before: Sequence[Event]) -> Event:
+        if op.kind == "update":
+            work, nbytes = self._transfers.update(op, update), op.bytes
+        else:
+            work, nbytes = self._transfers.prepare(op)
+        after = [self._updates[name] for name in op.after]
+        return self._interpreter.submit(op, work, nbytes, [*after, *before] if op.stream == "nvme_read" else after)
 
     def flush(self) -> None:
         """Return when every update has been applied."""
@@ -232,8 +248,7 @@ class Engine:
     def close(self) -> None:
         """Give up what is under way and free everything but the weights."""
         self.abandon()
-        for store in self._activations.values():
-            store.close()
+        self._close_stores()
         self._weights.close()
         self.device.close()
 
@@ -251,22 +266,47 @@ class Engine:
     def activation_host_bytes(self) -> int:
         """Host memory held for boundaries and for gradients that wait to be added up."""
         boundaries = max((store.host_bytes for store in self._activations.values()), default=0)
-        return self._transfers.staging_bytes + boundaries
+        parked = self._transfers.parking.host_bytes if self._activations else 0
+        return self._transfers.staging_bytes + boundaries + parked
+
+    def host_gradients(self) -> list[torch.Tensor]:
+        """The gradients that have host memory of their own."""
+        known = self._transfers.parking.holds_gradient_of if self._activations else lambda unit: False
+        return [u.gradient for i, u in enumerate(self.units) if u.gradient is not None and not known(i)]
+
+    def gradient(self, unit: int) -> torch.Tensor | None:
+        """A master's gradient on the host, flat; a copy where it is kept on NVMe. None before the first backward."""
+        if self._activations and self._transfers.parking.holds_gradient_of(unit):
+            return self._transfers.parking.gradient_of(unit)
+        return self.units[unit].gradient
 
     # ---- beginning a program
 
     def _begin_step(self) -> None:
+        for event in (*self._written, *self._interpreter.events_of("write_gradient")):
+            event.wait()  # their buffers are filled again
+        self._written.clear()
         if self.accumulation not in self._programs:
-            program = lower(self.policy, self.facts, order=micro_batches(self.accumulation))
-            for store in self._activations.values():
-                store.close()
+            order = micro_batches(self.accumulation)
+            program = lower(self.policy, self.facts, order=order, state_bytes=parked_state_bytes(self.units))
+            self._close_stores()
             self._programs = {self.accumulation: program}
+            self._transfers.parking = Parking(program, self.units, self._owner, self.device, self.nvme_directory)
             self._activations = {self.accumulation: ActivationStore(program, self.device, self.nvme_directory)}
             self._transfers.allocate_gradients(program)
         self._transfers.store = self._activations[self.accumulation]
         self._begin(self._programs[self.accumulation])
 
+    def _close_stores(self) -> None:
+        """Close what belongs to the program so far; updates that go on have read from it."""
+        for store in self._activations.values():
+            store.close()
+        if self._activations:
+            self.flush()
+            self._transfers.parking.close()
+
     def _begin(self, program: Program) -> None:
+        self._written += self._interpreter.events_of("write_gradient")
         self._transfers.begin()
         self._interpreter.begin(program, self._updates)
         if program is self._forward_program:

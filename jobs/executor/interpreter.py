@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ..errors import ProgramError
-from ..policy import Op, Program
+from ..policy import UPDATE_PHASE, Op, Program
+from ..policy.program import Kind
 from .devices import Device, Event
 from .transfers import Transfers, Work
 
@@ -44,7 +45,7 @@ class Interpreter:
         """Start a program; ``updates`` are the events of its first operations, which the step before has started."""
         self.reset(program)
         for self._next, op in enumerate(program.ops):
-            if op.kind != "update":
+            if op.kind not in UPDATE_PHASE:
                 break
             self._events[op.id] = updates.get(op.id, Event.ended())
 
@@ -125,6 +126,10 @@ class Interpreter:
     def has_run(self, name: str) -> bool:
         """Whether the operation was handed over."""
         return name in self._events
+
+    def events_of(self, kind: Kind) -> list[Event]:
+        """Events of the operations of a kind that were handed over."""
+        return [event for name, event in self._events.items() if name.startswith(f"{kind}.")]
 
     def wait_for_all(self) -> None:
         """Return when everything that was handed over has ended; raise what it raised."""

@@ -12,6 +12,7 @@ from ..policy import Op, Program
 from ..replay import Call
 from .devices import Device
 from .internals import Internals
+from .parking import KINDS, Parking
 from .stores import ActivationStore, HostUnit, Optimizer
 from .weights import DeviceWeights
 
@@ -50,6 +51,7 @@ class Transfers:
     """Prepares the operations of one program at a time; ``prepare`` is called in the program's order."""
 
     store: ActivationStore
+    parking: Parking
 
     def __init__(
         self,
@@ -74,7 +76,8 @@ class Transfers:
         """Host memory for the gradients of a training program."""
         contributions = Counter(self._owner[op.unit] for op in program.ops if op.kind == "gradient")
         for unit, count in contributions.items():
-            self._units[unit].gradient_buffer(self._device, count)
+            if not self.parking.holds_gradient_of(unit):
+                self._units[unit].gradient_buffer(self._device, count)
         staging = [buffer for buffer in program.buffers if buffer.name.startswith("gradient_staging.")]
         dtype = self._units[0].dtype
         self._staging = [self._device.host_empty(b.bytes // dtype.itemsize, dtype) for b in staging]
@@ -87,6 +90,8 @@ class Transfers:
 
     def prepare(self, op: Op) -> Transfer:
         """The work of any operation but compute and ``update``."""
+        if op.kind in KINDS:
+            return self.parking.prepare(op)
         transfer: Transfer = getattr(self, f"_{op.kind}")(op)
         return transfer
 
@@ -95,7 +100,11 @@ class Transfers:
         unit = self._units[op.unit]
         assert unit.gradient is not None
         gradient = unit.gradient
-        return lambda: unit.weights.update(gradient, step=update.step, scale=update.scale, lr=update.lr)
+
+        def work() -> None:
+            unit.weights.update(gradient, step=update.step, scale=update.scale, lr=update.lr)
+
+        return self.parking.update(op.unit, work)
 
     # ---- weights and activations
 
@@ -141,6 +150,8 @@ class Transfers:
         if addition in self._adds:
             staged[addition] = self._staging[len(staged) % len(self._staging)][: owner.layout.numel]
             return staged[addition]
+        if self.parking.holds_gradient_of(self._owner[op.unit]):
+            self.parking.place_gradient(self._owner[op.unit])
         assert owner.gradient is not None
         return owner.gradient
 

@@ -24,14 +24,17 @@ import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 from .order import Order
 
 Kind = Literal[
     "update", "load", "forward", "offload", "write", "swap_out", "loss", "read", "reload", "swap_in",
     "recompute", "backward", "gradient", "accumulate", "norm", "clip",
+    "read_state", "write_state", "read_gradient", "write_gradient",
 ]  # fmt: skip
+UPDATE_PHASE: Final[frozenset[Kind]] = frozenset({"update", "read_state", "write_state", "read_gradient"})
+"""Kinds of the first operations of a training program: they apply the gradients of the step before."""
 Stream = Literal["compute", "h2d", "d2h", "nvme_read", "nvme_write", "cpu"]
 Tier = Literal["gpu", "host", "nvme"]
 Internals = Literal["none", "matmuls", "all"]
