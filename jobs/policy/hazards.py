@@ -47,6 +47,8 @@ class Access:
 
 def check(program: Program, facts: ModelFacts) -> tuple[Hazard, ...]:
     """Every hazard of the program, all of them covered. Raises InvariantBroken otherwise."""
+    if program.whole:
+        _check_updates(program, facts)
     used = accesses(program, facts)
     found = tuple(hazards(program, used))
     for hazard in found:
@@ -56,8 +58,6 @@ def check(program: Program, facts: ModelFacts) -> tuple[Hazard, ...]:
                 hazard.invariant, hazard.later, f"it need not wait for {hazard.earlier}, which uses {hazard.place}"
             )
     _check_memory(program)
-    if program.whole:
-        _check_updates(program, facts)
     return found
 
 

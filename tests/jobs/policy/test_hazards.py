@@ -71,7 +71,7 @@ def test_removing_any_one_wait_breaks_a_named_invariant(make_facts):
         ("load", "loaded once"),
         ("forward", "loaded once"),
         ("update", "one update"),
-        ("norm", "made before read"),
+        ("norm", "one update"),
         ("swap_in", "made before read"),
         ("reload", "made before read"),
     ],
