@@ -18,9 +18,11 @@ from ..policy import Policy
 from ..structure import LOOSE, own_parameters, path_of
 from ..timeline import Timeline
 from .devices import Device, Emulated, open_device
-from .engine import Engine, PendingUpdate
+from .engine import Engine
 from .standins import StandIns
 from .stores import HostUnit, Optimizer
+from .stores.nvme import NvmeFile
+from .transfers import PendingUpdate
 
 MAX_SKIPPED_STEPS = 3
 """So many non-finite gradients in a row end the run."""
@@ -52,8 +54,9 @@ def stream(
     """Take the model's weights over and stream its layers through ``device`` as ``policy`` says.
 
     ``streamed.model`` is the same object: ``model(**batch).loss.backward()`` and ``model.generate(...)`` work.
-    Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where boundaries on NVMe go (the
-    system's temporary directory by default). Raises ProgramError if the policy was made for another model or batch.
+    Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where everything with a home on
+    NVMe goes (the system's temporary directory by default). Raises ProgramError if the policy was made for another
+    model or batch.
     """
     facts = facts or model_facts(
         model,
@@ -63,14 +66,24 @@ def stream(
     )
     policy.check(facts)
     opened = open_device(device)
-    units = _host_units(model, facts, getattr(torch, facts.dtype), optimizer, opened)
-    engine = Engine(facts, policy, units, opened, optimizer, Path(nvme_directory or tempfile.gettempdir()))
-    return Streamed(model, engine, opened, optimizer)
+    directory = Path(nvme_directory or tempfile.gettempdir())
+    states = NvmeFile(directory) if optimizer is not None and policy.optimizer_home == "nvme" else None
+    units = _host_units(model, facts, policy, optimizer, opened, states)
+    engine = Engine(facts, policy, units, opened, optimizer, directory)
+    return Streamed(model, engine, opened, optimizer, states)
 
 
 def _host_units(
-    model: PreTrainedModel, facts: ModelFacts, dtype: torch.dtype, optimizer: Optimizer | None, device: Device
+    model: PreTrainedModel,
+    facts: ModelFacts,
+    policy: Policy,
+    optimizer: Optimizer | None,
+    device: Device,
+    states: NvmeFile | None,
 ) -> list[HostUnit]:
+    """The model's weights, taken over unit by unit; optimizer state that belongs on NVMe goes there at once."""
+    dtype = getattr(torch, facts.dtype)
+    parked = {facts.layers[layer.index].name for layer in policy.layers if layer.optimizer_home == "nvme"}
     units: dict[str, HostUnit] = {}
     loose = {name: model.get_parameter(name) for name in facts.loose}
     own = {
@@ -83,6 +96,8 @@ def _host_units(
         units[unit.name] = HostUnit(unit.name, path, own[unit.name], dtype, optimizer, owner)
         if owner is None:
             units[unit.name].unbind(torch.device("cpu"))  # free the original as soon as it was taken over
+        if states is not None and unit.name in parked:
+            units[unit.name].park(states)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device.torch_device)
@@ -92,10 +107,18 @@ def _host_units(
 class Streamed:
     """A model under streaming. ``close`` gives the model its weights back."""
 
-    def __init__(self, model: PreTrainedModel, engine: Engine, device: Device, optimizer: Optimizer | None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        engine: Engine,
+        device: Device,
+        optimizer: Optimizer | None,
+        states: NvmeFile | None = None,
+    ) -> None:
+        """``states`` holds the optimizer state that is on NVMe; it is closed with the rest."""
         self.model, self.device, self.policy, self.facts = model, device, engine.policy, engine.facts
         self.steps = 0
-        self._engine, self._optimizer, self._skipped = engine, optimizer, 0
+        self._engine, self._optimizer, self._skipped, self._states = engine, optimizer, 0, states
         self._standins = StandIns(model, engine)
 
     @property
@@ -138,11 +161,11 @@ class Streamed:
         self._engine.wait_for_gradients()
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         return {
-            names[id(unit.parameters[segment.name])]: unit.gradient[segment.offset :][: segment.numel]
+            names[id(unit.parameters[segment.name])]: gradient[segment.offset :][: segment.numel]
             .view(segment.shape)
             .clone()
-            for unit in self._engine.units
-            if unit.gradient is not None
+            for index, unit in enumerate(self._engine.units)
+            if (gradient := self._engine.gradient(index)) is not None
             for segment in unit.layout.segments
         }
 
@@ -183,11 +206,11 @@ class Streamed:
 
     def stall_s(self) -> dict[str, float]:
         """Seconds for which compute waited for each stream, since the start."""
-        return dict(self._engine.stall_s)
+        return self._engine.stall_s
 
     def moved_bytes(self) -> dict[str, int]:
         """Bytes that each stream moved, since the start."""
-        return dict(self._engine.moved_bytes)
+        return self._engine.moved_bytes
 
     def host_bytes(self) -> dict[str, int]:
         """Host memory held now: weights and optimizer state, gradients, activations."""
@@ -195,18 +218,26 @@ class Streamed:
             u for u, facts in zip(self._engine.units, self.facts.units, strict=True) if not facts.shares_weights_with
         ]
         return {
-            "weights_and_state": sum(t.nbytes for u in owners for t in u.weights.state().values()),
-            "gradients": sum(u.gradient.nbytes for u in owners if u.gradient is not None),
+            "weights_and_state": sum(unit.host_bytes for unit in owners),
+            "gradients": sum(g.nbytes for g in self._engine.host_gradients()),
             "activations": self._engine.activation_host_bytes,
         }
 
     def close(self) -> None:
-        """End streaming: the model gets its weights and its own forward back, on the CPU."""
-        self.flush()
-        self._standins.remove()
-        for unit in self._engine.units:
-            unit.bind(unit.weights.streamed)
-        self._engine.close()
+        """End streaming: the model gets its weights and its own forward back, on the CPU.
+
+        Raises what made the last update fail, if it did; memory, threads and files are given back all the same.
+        """
+        try:
+            self.flush()
+        finally:
+            self._standins.remove()
+            for unit in self._engine.units:
+                unit.bind(unit.weights.streamed)
+            self._engine.close()
+            if self._states is not None:
+                self._states.close()
+                self._states = None
 
     def __enter__(self) -> Streamed:
         return self

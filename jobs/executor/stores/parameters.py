@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 
+from ...errors import ProgramError
 from ...layout import Layout
 from ..devices import Device
+from .parked import MovableOptimizer, ParkedOptimizer
+from .scratch import ScratchFile
 
 
 class UnitOptimizer(Protocol):
     """Master weights and optimizer state of one unit (`jobs.optim` has the implementation)."""
 
-    @property
-    def streamed(self) -> torch.Tensor:
-        """Flat weights in the compute dtype, in memory that never moves: what crosses the link."""
+    streamed: torch.Tensor
+    """Flat weights in the compute dtype, in memory that never moves: what crosses the link."""
 
     def update(self, gradient: torch.Tensor, *, step: int, scale: float, lr: float) -> None:
         """Apply ``scale`` x ``gradient`` (flat)."""
@@ -116,6 +118,23 @@ class HostUnit:
         if self.gradient is None or self.gradient.dtype != dtype:
             self.gradient = device.host_empty(self.layout.numel, dtype).zero_()
         return self.gradient
+
+    def park(self, file: ScratchFile) -> None:
+        """Move the optimizer's state to NVMe. Raises ProgramError for an optimizer whose state cannot be moved."""
+        if not hasattr(self.weights, "keep_in"):
+            raise ProgramError(
+                f"the policy keeps the optimizer state of {self.name} on NVMe, "
+                f"but {type(self.weights).__name__} keeps its state to itself",
+                hint="use HybridAdamW, or plan with optimizer_home host",
+            )
+        self.weights = ParkedOptimizer(cast(MovableOptimizer, self.weights), file)
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of weights and optimizer state."""
+        if isinstance(self.weights, ParkedOptimizer):
+            return self.weights.streamed.nbytes
+        return sum(tensor.nbytes for tensor in self.weights.state().values())
 
     def bind(self, flat: torch.Tensor) -> None:
         """Make the module's parameters views into ``flat``, its weights on the device."""
