@@ -90,7 +90,7 @@ class Interpreter:
     def finish(self, op: Op) -> None:
         """A compute operation has ended: hand over what follows it."""
         self._events[op.id] = self._device.compute_event()
-        self._device.recorder.add(op.id, "compute", self._started, 0)
+        self._device.compute_ended(op.id, self._started)
         self._next += 1
         for following in self.program.ops[self._next :]:
             if following.stream == "compute" or following.kind == "offload":
@@ -107,7 +107,7 @@ class Interpreter:
             before = time.perf_counter()
             self._device.compute_waits(self._events[name])
             self.stall_s[self.program.ops[self.program.index[name]].stream] += time.perf_counter() - before
-        self._started = time.perf_counter()
+        self._started = self._device.compute_started()
 
     def _issue(self, op: Op) -> None:
         work, nbytes = self._transfers.prepare(op)

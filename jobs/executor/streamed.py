@@ -98,6 +98,8 @@ def _host_units(
             units[unit.name].unbind(torch.device("cpu"))  # free the original as soon as it was taken over
         if states is not None and unit.name in parked:
             units[unit.name].park(states)
+        if owner is None:
+            units[unit.name].weights.streamed = device.adopt(units[unit.name].weights.streamed)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device.torch_device)
@@ -196,7 +198,7 @@ class Streamed:
 
     def timeline(self) -> Timeline:
         """What was recorded since `trace`."""
-        spans = sorted(self.device.recorder.spans, key=lambda span: span.start_s)
+        spans = sorted(self.device.recorder.result(), key=lambda span: span.start_s)
         return Timeline(
             spans=spans,
             step_s=max((span.end_s for span in spans), default=0.0),

@@ -82,7 +82,7 @@ class ActivationStore:
         self._device.lend(source, "d2h")
         self._left[key] = form = Form(source.shape, source.dtype)
         self._host[key] = target = form.front_of(self._buffer(key))
-        return (lambda: _copy(target, source)), source.nbytes
+        return (lambda: self._device.copy(target, source)), source.nbytes
 
     def write(self, key: Key) -> Copy:
         """Write the staged boundary to NVMe."""
@@ -101,7 +101,7 @@ class ActivationStore:
         target = form.front_of(self._device.empty(form.bytes, torch.uint8))
         self._device.lend(target, "h2d")
         self._on_gpu[key] = target
-        return (lambda: _copy(target, source)), source.nbytes
+        return (lambda: self._device.copy(target, source)), source.nbytes
 
     def swap_out(self, key: Key, kept: Internals) -> Copy:
         """Copy a layer's internals from the GPU to the host; the GPU's are given up."""
@@ -117,7 +117,7 @@ class ActivationStore:
                 hint="plan with internals: none for this model, or for the larger batch",
             )
         targets = self._swapped[key] = pack(self._internals_home[key], sizes)
-        return (lambda: _copy_all(targets, sources)), sum(map(padded, sizes))
+        return (lambda: self._copy_all(targets, sources)), sum(map(padded, sizes))
 
     def swap_in(self, key: Key, kept: Internals) -> Copy:
         """Copy a layer's internals back to newly taken GPU memory."""
@@ -126,7 +126,7 @@ class ActivationStore:
         for target, storage in zip(targets, kept.storages, strict=True):
             self._device.lend(target, "h2d")
             storage.bytes = target
-        return (lambda: _copy_all(targets, sources)), sum(padded(source.numel()) for source in sources)
+        return (lambda: self._copy_all(targets, sources)), sum(padded(source.numel()) for source in sources)
 
     def clear(self) -> None:
         """Forget everything that is kept (a step was given up)."""
@@ -144,6 +144,10 @@ class ActivationStore:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _copy_all(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            self._device.copy(target, source)
 
     def _nvme(self) -> NvmeFile:
         assert self._file is not None, "only boundaries with a place on NVMe are written and read"
@@ -164,12 +168,3 @@ def pack(buffer: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         parts.append(buffer[start : start + size])
         start += padded(size)
     return parts
-
-
-def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        _copy(target, source)
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source, non_blocking=True)
