@@ -86,7 +86,7 @@ class SolverReport:
     """``OPTIMAL`` is proven, ``FEASIBLE`` the best that was known when time ran out, ``FALLBACK`` the greedy rule
     because the solver had nothing by then, ``NOTHING`` that there was nothing to decide."""
     objective: float
-    """Worth of the starts: weighted share of its own run time that each job ends sooner, less what co-location costs."""
+    """Worth of the starts: weighted share of its run time that each job ends sooner, less what co-location costs."""
     seconds: float
     """Wall-clock time of the whole decision; no decision depends on it unless the status is not ``OPTIMAL``."""
 
