@@ -94,6 +94,8 @@ class RunningJob:
     preemptible: bool = True
     stopping: bool = False
     """Whether it was told to leave already; ``remaining_s`` is then the time that this takes."""
+    moves: tuple[Option, ...] = ()
+    """Its options with the work that is left, start-up included; used when the rules let jobs move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,9 @@ class Rules:
     """Weight of a user among all users, 1 where it is not given."""
     quota: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Most GPUs at once, by user (``*``: everybody else) and kind of GPU."""
+    moving: bool = False
+    """Whether a job may start on a slower GPU that would be idle, and move once a faster one is (``RunningJob.moves``
+    must be given then). It never moves before ``min_run_s``."""
     utc_offset_s: float = 0.0
     """Added to times before they are shown as time of day."""
 
