@@ -124,7 +124,8 @@ def choose(problem: Problem, *, seconds: float, effort: float = math.inf) -> Cho
         return replace(fallback, effort=solver.deterministic_time)
     bids = tuple(place for place, variable in enumerate(taken) if solver.boolean_value(variable))
     proven: Status = "OPTIMAL" if status == cp_model.OPTIMAL else "FEASIBLE"
-    return Choice(bids, proven, problem.worth(bids), solver.deterministic_time)
+    best = max(bids, rule, key=problem.worth)  # a hint that was not followed may have been better
+    return Choice(best, proven, problem.worth(best), solver.deterministic_time)
 
 
 def greedy(problem: Problem) -> tuple[int, ...]:

@@ -192,7 +192,8 @@ class Table:
         """Nodes where the job could start now, worth the time on the faster GPU that this saves until that is free."""
         for option in job.options:
             until_s = expected.start_s - self.question.now_s
-            if until_s < max(self.question.rules.min_run_s, 2 * option.startup_s):
+            too_soon = until_s < max(self.question.rules.min_run_s, 2 * option.startup_s)
+            if too_soon or self.question.now_s + option.seconds <= expected.later_s:
                 continue
             tokens = (until_s - option.startup_s) * option.tokens_per_s
             saved = tokens / expected.option.tokens_per_s / best_seconds(job)

@@ -2,13 +2,13 @@
 
     python tests/benchmarks/placement.py [--quick] [--json]
 
-The cluster is a lab's: 2 servers of 8 H800, 4 boxes of 4 RTX 3090. Jobs are full fine-tunes of six model sizes; what each
-needs and reaches on each kind of node is what the planner predicts, and every policy sees the same predictions (see
-`queue_policies` for the policies, `queue_simulation` for what holds for all of them). ``jct_over_fifo`` is our mean time
-from submission to completion over that of the better of two FIFOs, ``jct_over_gavel`` over Gavel's, each on the trace
-where it is worst for us; ``starved`` counts jobs that waited longer than ``reserve_after_s`` and the longest run of the
-trace together. ``decide_s`` is one decision over 1,000 waiting jobs and 64 GPUs. ``--quick``: shorter traces, options by
-the fixed rule instead of the planner.
+The cluster is a lab's: 2 servers of 8 H800, 4 boxes of 4 RTX 3090. Jobs are full fine-tunes of six model sizes; what
+each needs and reaches on each kind of node is what the planner predicts, and every policy sees the same predictions
+(see `queue_policies` for the policies, `queue_simulation` for what holds for all of them). ``jct_over_fifo`` is our
+mean time from submission to completion over that of the better of two FIFOs, ``jct_over_gavel`` over Gavel's, each on
+the trace where it is worst for us; ``starved`` counts jobs that waited longer than ``reserve_after_s`` and the longest
+run of the trace together. ``decide_s`` is one decision over 1,000 waiting jobs and 64 GPUs. ``--quick``: shorter
+traces, options by the fixed rule instead of the planner.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from lazytrain.schedulers.options import Planned, options
 from lazytrain.schedulers.placement import Gpu, NodeState, Option, Question, Rules, WaitingJob, decide
 from lazytrain.schedulers.planner import plan
 
+LOADS = (0.85, 1.1)
+"""Work that arrives over what the cluster can do: a busy lab, and one whose queue grows while the trace lasts."""
 GIB = 1 << 30
 HOUR = 3600.0
 STARTUP_S = 180.0
@@ -56,13 +58,15 @@ BATCHES = {
 SIZES = {
     "philly": {"qwen2.5-3b": 3, "qwen2.5-7b": 4, "llama-3.1-8b": 3, "qwen2.5-14b": 1},
     "bursts": {"qwen2.5-3b": 2, "qwen2.5-7b": 3, "llama-3.1-8b": 3, "qwen2.5-14b": 2, "qwen3.6-27b": 1},
-    "mixed": {"qwen2.5-3b": 2, "qwen2.5-7b": 2, "llama-3.1-8b": 2, "qwen2.5-14b": 2, "qwen3.6-27b": 2, "llama-3.1-70b": 1},
+    "mixed": {
+        "qwen2.5-3b": 2, "qwen2.5-7b": 2, "llama-3.1-8b": 2, "qwen2.5-14b": 2, "qwen3.6-27b": 2, "llama-3.1-70b": 1,
+    },
 }  # fmt: skip
 """How often each model occurs, by trace."""
 
 
 def cluster() -> tuple[NodeState, ...]:
-    """The lab's nodes. The boxes come first, as the older machines do in a lab's host file."""
+    """The lab's nodes."""
     boxes = [
         NodeState(
             name=f"box-{i}",
@@ -201,9 +205,10 @@ def one_decision(*, quick: bool) -> dict[str, Any]:
 def run(*, quick: bool) -> dict[str, Any]:
     """Every trace, and the decision by itself."""
     jobs = 120 if quick else JOBS
-    rules = Rules()
+    rules = Rules(moving=True)
     began = time.perf_counter()
-    traces = [compare(name, jobs=jobs, load=0.85, quick=quick, rules=rules) for name in SIZES]
+    loads = LOADS[:1] if quick else LOADS
+    traces = [compare(name, jobs=jobs, load=load, quick=quick, rules=rules) for load in loads for name in SIZES]
     decision = one_decision(quick=quick)
 
     def ratios(*others: str) -> list[float]:
@@ -235,7 +240,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
         print(f"{row['trace']}: {row['jobs']} jobs at {100 * row['load']:.0f} % load")
         for policy, summary in row["policies"].items():
             print(
-                f"  {policy:>15}: mean {summary['mean_completion_h']:7.2f} h, p95 {summary['p95_completion_h']:7.2f} h, "
+                f"  {policy:>15}: mean {summary['mean_completion_h']:6.2f} h, p95 {summary['p95_completion_h']:6.2f} h, "
                 f"longest wait {summary['longest_wait_h']:6.1f} h, starved {summary['starved']}"
             )
 
