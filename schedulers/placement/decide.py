@@ -23,7 +23,7 @@ from .forecast import Expected
 from .moving import as_expected, as_waiting, keep_for_leaving, moves
 from .preempt import preemptions
 from .question import Question, WaitingJob
-from .rank import order, weights
+from .rank import costs, order, weights
 from .table import Table
 
 EFFORT: Final = 0.6
@@ -40,17 +40,18 @@ def decide(question: Question, *, seconds: float = 1.0) -> Decisions:
     begun = time.monotonic()
     in_play = [job for job in question.waiting if job.options]
     movers = as_waiting(question)
-    weight = weights(question, [*in_play, *movers])
-    ordered = order(in_play, weight)
+    cost = costs(question, [*in_play, *movers])
+    weight = weights(question, [*in_play, *movers], cost)
+    ordered = order(in_play, weight, cost)
     held_back = {job.id for job in question.waiting} | {job.id for job in question.running}
     ready = [job for job in ordered if held_back.isdisjoint(job.after)]
 
-    table = Table(question, weight)
+    table = Table(question, weight, cost)
     keep_for_leaving(table)
-    table.reserve_for(_overdue(question, ready), start=True)
+    table.serve_overdue(_overdue(question, ready))
     expected = _forecast(table, ordered)
     limits = _Limits(begun + seconds, EFFORT * seconds)
-    _by_priority(table, order([*ready, *movers], weight), {**expected, **as_expected(question, movers)}, limits)
+    _by_priority(table, order([*ready, *movers], weight, cost), {**expected, **as_expected(question, movers)}, limits)
     after = _forecast(table, ordered)
     if question.rules.moving and table.has_free_gpus:
         table.fill_idle(_blocked(table, ready), after, **limits.left(table))
@@ -91,7 +92,7 @@ def _by_priority(table: Table, jobs: Sequence[WaitingJob], expected: dict[str, E
             return
         members = _blocked(table, list(group))
         table.fill(members, expected, **limits.left(table))
-        table.reserve_for(_blocked(table, members), start=False)
+        table.reserve_for(_blocked(table, members))
 
 
 def _blocked(table: Table, jobs: Sequence[WaitingJob]) -> list[WaitingJob]:
@@ -157,7 +158,7 @@ def _waits(table: Table, ordered: Sequence[WaitingJob], expected: dict[str, Expe
 def _running_ends(table: Table) -> dict[str, float]:
     """Running jobs slow down by as much as the starts beside them take of the node's links."""
     ends: dict[str, float] = {}
-    bare = Table(table.question, {})
+    bare = Table(table.question, {}, {})
     for node, ledger in table.forecast.ledgers.items():
         before = bare.speeds(node)
         after = table.speeds(node)

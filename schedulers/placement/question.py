@@ -91,6 +91,8 @@ class RunningJob:
     started_s: float
     remaining_s: float
     """Expected seconds until it ends; never below 0, even when it takes longer than was predicted."""
+    waited_s: float = 0.0
+    """Seconds from its submission to its start."""
     preemptible: bool = True
     stopping: bool = False
     """Whether it was told to leave already; ``remaining_s`` is then the time that this takes."""
@@ -146,6 +148,10 @@ class Rules:
     """A job that has waited this long counts twice, after twice this long three times, among those of its priority."""
     reserve_after_s: float = 24 * 3600.0
     """After this long a blocked job's GPU is held free for it, oldest job first, whatever its priority."""
+    reserve_part: float = 0.25
+    """Part of the GPUs of a kind, and of the memory that belongs to them, which jobs that waited so long may hold; once
+    they do, the order is the usual one until one of them ends. Where more work arrives than the GPUs can do, every job
+    waits for long in the end, and without a limit all would go by age."""
     shares: Mapping[str, float] = field(default_factory=dict)
     """Weight of a user among all users, 1 where it is not given."""
     quota: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

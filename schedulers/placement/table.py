@@ -12,7 +12,6 @@ from .assignment import UNIT, Bid, Choice, Limit, Problem, Seat, choose
 from .forecast import Expected, Forecast
 from .ledger import Ledger
 from .question import Gpu, NodeState, Option, Question, RunningJob, WaitingJob
-from .rank import best_seconds
 from .sharing import speeds
 
 WINDOW: Final = 24
@@ -41,9 +40,9 @@ class Reservation:
 class Table:
     """Starts and reservations, put down one after the other."""
 
-    def __init__(self, question: Question, weight: Mapping[str, float]) -> None:
+    def __init__(self, question: Question, weight: Mapping[str, float], cost: Mapping[str, float]) -> None:
         self.question = question
-        self.weight = weight
+        self.weight, self.cost = weight, cost
         self._running = {job.id: job for job in question.running}
         self.forecast = Forecast(question)
         """Running jobs and starts, nothing else."""
@@ -69,18 +68,40 @@ class Table:
         held = self.reservations.get(self.ledger(node).node.kind)
         return held if held is not None and held.expected.node == node else None
 
-    def reserve_for(self, jobs: Iterable[WaitingJob], *, start: bool) -> None:
-        """Keep room for the first of ``jobs`` on each kind of GPU; with ``start``, start those that fit at once."""
-        served: set[str] = set()
+    def reserve_for(self, jobs: Iterable[WaitingJob]) -> None:
+        """Keep room for the first of ``jobs`` on each kind of GPU that has no reservation yet."""
         for job in jobs:
             expected = self.forecast.look(job)
-            if expected is None or expected.option.kind in self.reservations or expected.option.kind in served:
+            if expected is not None and expected.start_s > self.question.now_s:
+                self.reservations.setdefault(expected.option.kind, Reservation(job, expected))
+
+    def serve_overdue(self, jobs: Iterable[WaitingJob]) -> None:
+        """Start the first of ``jobs`` on each kind of GPU, or keep room for it, while such jobs have few GPUs of it."""
+        served = self._kinds_with_enough_overdue()
+        for job in jobs:
+            expected = self.forecast.look(job)
+            if expected is None or expected.option.kind in served:
                 continue
+            served.add(expected.option.kind)
             if expected.start_s > self.question.now_s:
                 self.reservations[expected.option.kind] = Reservation(job, expected)
-            elif start:
+            else:
                 self.start(expected.node, [(job, expected.option)])
-                served.add(expected.option.kind)
+
+    def _kinds_with_enough_overdue(self) -> set[str]:
+        """Kinds of which ``reserve_part`` is held by jobs that had to wait, in GPUs or in their part of the memory."""
+        rules = self.question.rules
+        gpus: dict[str, int] = defaultdict(int)
+        overdue: dict[str, float] = defaultdict(float)
+        for ledger in self.forecast.ledgers.values():
+            gpus[ledger.node.kind] += len(ledger.node.gpus)
+            part = max(1.0, ledger.node.host_bytes / max(1, len(ledger.node.gpus)))
+            overdue[ledger.node.kind] += sum(
+                max(1.0, job.option.host_bytes / part)
+                for job in ledger.running
+                if job.waited_s >= rules.reserve_after_s and job.gpu is not None
+            )
+        return {kind for kind, count in overdue.items() if count >= max(1.0, rules.reserve_part * gpus[kind])}
 
     def start(self, node: str, jobs: Sequence[tuple[WaitingJob, Option]]) -> None:
         """Start jobs on a node, or keep a GPU for a running one that moves there.
@@ -157,6 +178,11 @@ class Table:
             and option.nvme_bytes + kept.nvme_bytes <= room.nvme_bytes
         )
 
+    def crowds(self, option: Option, node: str) -> bool:
+        """Whether one more job with ``option`` would overfill a link of the node."""
+        load = self._seat(node).load
+        return any(load.get(link, 0) + more > UNIT for link, more in _load(option, self.ledger(node).node).items())
+
     def _free_by_kind(self) -> dict[str, int]:
         free: dict[str, int] = defaultdict(int)
         for ledger in self.forecast.ledgers.values():
@@ -186,7 +212,7 @@ class Table:
                 continue
             for name in self.forecast.ledgers:
                 if self.fits_now(job, name, option) and self.respects(option, name):
-                    yield _Offer(job, name, option, min(_LARGEST, (expected.later_s - end_s) / best_seconds(job)))
+                    yield _Offer(job, name, option, min(_LARGEST, (expected.later_s - end_s) / self.cost[job.id]))
 
     def _stopgaps(self, job: WaitingJob, expected: Expected) -> Iterable[_Offer]:
         """Nodes where the job could start now, worth the time on the faster GPU that this saves until that is free."""
@@ -196,7 +222,7 @@ class Table:
             if too_soon or self.question.now_s + option.seconds <= expected.later_s:
                 continue
             tokens = (until_s - option.startup_s) * option.tokens_per_s
-            saved = tokens / expected.option.tokens_per_s / best_seconds(job)
+            saved = tokens / expected.option.tokens_per_s / self.cost[job.id]
             for name in self.forecast.ledgers:
                 if self.fits_now(job, name, option) and self.respects(option, name):
                     yield _Offer(job, name, option, min(_LARGEST, saved))

@@ -88,6 +88,7 @@ class Cluster:
                 gpu=run.gpu,
                 option=run.option,
                 started_s=run.started_s,
+                waited_s=run.started_s - run.arrival.job.submitted_s,
                 remaining_s=run.end_s(self.now_s) - self.now_s,
                 moves=tuple(replace(option, work_tokens=run.tokens) for option in run.arrival.job.options),
             )
