@@ -20,7 +20,6 @@ from pydantic_core import PydanticUndefined
 from lazytrain.jobs.spec import JobSpec
 from lazytrain.platform.cli.app import app
 
-
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 _WORDS = {"None": "null", "True": "true", "False": "false"}
 
