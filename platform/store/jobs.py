@@ -172,10 +172,10 @@ class JobStore:
         return self._change(job, values, now, lease, ("state", move.to, move.reason, move.sentence))
 
     def annotate(self, job: Job, now: float, lease: Lease, **changes: Any) -> Job:
-        """Change fields of a job whose state stays; Stale as for `move`. A new ``sentence`` becomes an event."""
+        """Change fields of a job whose state stays; Stale as for `move`. A new ``reason`` becomes an event."""
         told = None
-        if "sentence" in changes and changes["sentence"] != job.sentence:
-            told = ("note", job.state, changes.get("reason", job.reason), changes["sentence"])
+        if changes.get("reason", job.reason) != job.reason:
+            told = ("note", job.state, changes["reason"], changes.get("sentence", job.sentence))
         return self._change(job, changes, now, lease, told)
 
     def finish_stage(self, job: Job, name: str, output: Mapping[str, Any], now: float, lease: Lease) -> None:

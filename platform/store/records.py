@@ -87,6 +87,8 @@ class Job:
     claim: str | None
     """Token of the attempt that runs; what another attempt reports does not count."""
     node: str | None
+    """Where it runs or ran last."""
+    gpu: str | None
     infra_failures: int
     user_failures: int
     replans: int

@@ -75,6 +75,7 @@ class JobRow(Table):
     attempt: Mapped[int] = mapped_column(default=0)
     claim: Mapped[str | None] = mapped_column(String(40))
     node: Mapped[str | None] = mapped_column(String(100))
+    gpu: Mapped[str | None] = mapped_column(String(100))
     infra_failures: Mapped[int] = mapped_column(default=0)
     user_failures: Mapped[int] = mapped_column(default=0)
     replans: Mapped[int] = mapped_column(default=0)

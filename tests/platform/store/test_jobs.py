@@ -110,11 +110,11 @@ def test_a_controller_that_lost_its_lease_changes_nothing(store: Store, new_job:
     assert store.jobs.get(job.id) == job
 
 
-def test_a_new_sentence_is_told_once(store: Store, lease: Lease, new_job: Make) -> None:
+def test_a_new_reason_is_told_and_other_words_for_it_are_not(store: Store, lease: Lease, new_job: Make) -> None:
     job, _ = store.jobs.create(new_job(sentence="first"), 1.0)
     job = store.jobs.annotate(job, 2.0, lease, sentence="waits for a GPU", reason="no_room")
-    job = store.jobs.annotate(job, 3.0, lease, priority=9)
-    assert job.priority == 9
+    job = store.jobs.annotate(job, 3.0, lease, sentence="waits for a GPU until 12:30", reason="no_room", priority=9)
+    assert (job.priority, job.sentence) == (9, "waits for a GPU until 12:30")
     assert [event.sentence for event in store.jobs.events(job.id)] == ["first", "waits for a GPU"]
 
 

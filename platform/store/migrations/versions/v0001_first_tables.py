@@ -75,6 +75,7 @@ def upgrade() -> None:
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("claim", sa.String(length=40), nullable=True),
         sa.Column("node", sa.String(length=100), nullable=True),
+        sa.Column("gpu", sa.String(length=100), nullable=True),
         sa.Column("infra_failures", sa.Integer(), nullable=False),
         sa.Column("user_failures", sa.Integer(), nullable=False),
         sa.Column("replans", sa.Integer(), nullable=False),
