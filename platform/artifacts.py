@@ -114,8 +114,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def read_log(path: Path, *, offset: int | None = None, limit: int = LOG_BYTES) -> tuple[str, int]:
     """Text of a log from byte ``offset`` on, and the offset behind it; without one, its last ``limit`` bytes.
 
-    Whatever its size, ``limit`` bytes are read at most. A line that was overwritten with carriage returns shows its last
-    state; bytes that are no UTF-8 become U+FFFD. An absent log is empty.
+    Whatever its size, ``limit`` bytes are read at most. A line that was overwritten with carriage returns shows its
+    last state; bytes that are no UTF-8 become U+FFFD. An absent log is empty.
     """
     limit = min(limit, MOST_LOG_BYTES)
     try:

@@ -178,13 +178,23 @@ class JobStore:
             told = ("note", job.state, changes["reason"], changes.get("sentence", job.sentence))
         return self._change(job, changes, now, lease, told)
 
-    def finish_stage(self, job: Job, name: str, output: Mapping[str, Any], now: float, lease: Lease) -> None:
-        """Record a stage as done; one that is done already stays as it is. Raises Stale when the lease is lost."""
+    def finish_stage(
+        self, job: Job, name: str, output: Mapping[str, Any], now: float, lease: Lease, *, again: bool = False
+    ) -> None:
+        """Record a stage as done; unless ``again``, one that is done already stays as it is.
+
+        Raises Stale when the lease is lost.
+        """
         with self._db.write() as session:
             _require_lease(session, lease)
-            if session.get(StageRow, (job.id, name)) is None:
+            row = session.get(StageRow, (job.id, name))
+            if row is not None and not again:
+                return
+            if row is not None:
+                row.done_at, row.output = now, dict(output)
+            else:
                 session.add(StageRow(job=job.id, name=name, done_at=now, output=dict(output)))
-                _add_event(session, job.id, now, "stage", job.state, name, f"stage {name} is done")
+            _add_event(session, job.id, now, "stage", job.state, name, f"stage {name} is done")
 
     def forget_stage(self, job: Job, name: str, lease: Lease) -> None:
         """A stage has to be done again."""
