@@ -19,6 +19,8 @@ from .watch import watch
 log = logging.getLogger(__name__)
 
 LEASE = "controller"
+_RENEW_BELOW = 0.7
+"""Part of the lease's time that is left when it is renewed."""
 _PARTS: tuple[Callable[[Desk], None], ...] = (look_at_nodes, watch, do_requests, admit, place)
 
 
@@ -70,6 +72,9 @@ class Controller:
             self._desk = None
 
     def _lead(self) -> Desk | None:
+        left_s = self._desk.lease.expires_at - self._clock() if self._desk is not None else 0.0
+        if left_s > _RENEW_BELOW * self._config.lease_s:
+            return self._desk  # every write checks that it is so
         lease = self._store.leases.take(LEASE, self.name, self._clock(), self._config.lease_s)
         if lease is None:
             self._desk = None

@@ -12,6 +12,7 @@ from .database import Database
 from .records import Node
 from .tables import NodeRow
 
+_SEEN_EVERY_S = 5.0
 _SEEN = ("address", "kind", "device", "cpus", "gpus")
 
 
@@ -24,9 +25,12 @@ class NodeStore:
     def see(self, nodes: Iterable[Node], now: float) -> Sequence[str]:
         """Record which nodes are alive; names of those that were and are no more.
 
-        A profile is dropped when the node came back with other hardware.
+        A profile is dropped when the node came back with other hardware. Nothing is written while nothing changes,
+        but that they were seen, every few seconds.
         """
         alive = {node.name: node for node in nodes}
+        if self._up_to_date(alive, now):
+            return []
         with self._db.write() as session:
             rows = {row.name: row for row in session.scalars(select(NodeRow))}
             for name, node in alive.items():
@@ -43,6 +47,14 @@ class NodeStore:
             for row in lost:
                 row.alive = False
             return [row.name for row in lost]
+
+    def _up_to_date(self, alive: Mapping[str, Node], now: float) -> bool:
+        known = {node.name: node for node in self.list() if node.alive}
+        return known.keys() == alive.keys() and all(
+            now - known[name].seen_at < _SEEN_EVERY_S
+            and all(getattr(known[name], field) == getattr(node, field) for field in _SEEN)
+            for name, node in alive.items()
+        )
 
     def list(self) -> Sequence[Node]:
         """All nodes that were ever seen, by name."""

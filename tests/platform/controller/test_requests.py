@@ -68,9 +68,7 @@ def test_stop_while_starting_is_not_undone_by_a_late_start(world: World) -> None
 def test_two_hundred_queued_and_three_running_stop_in_one_step(world: World) -> None:
     world.add_machine("b", gpus=2)
     running = [world.submit() for _ in range(3)]
-    for job in running:
-        world.steps(1)
-    world.steps(2)
+    world.steps(5)
     for job in running:
         world.run(job).phase = Phase.RUNNING
     queued = [world.submit() for _ in range(200)]

@@ -43,7 +43,8 @@ def test_nodes_come_and_go(store: Store) -> None:
     store.nodes.set_profile("a", {"kind": "H800"})
     assert store.nodes.see([node("a")], 2.0) == ["b"]
     assert store.nodes.see([node("a")], 3.0) == []
-    assert [(n.name, n.alive, n.seen_at) for n in store.nodes.list()] == [("a", True, 3.0), ("b", False, 1.0)]
+    assert store.nodes.see([node("a")], 9.0) == []
+    assert [(n.name, n.alive, n.seen_at) for n in store.nodes.list()] == [("a", True, 9.0), ("b", False, 1.0)]
     assert store.nodes.get("a").profile == {"kind": "H800"}
 
 
