@@ -3,6 +3,7 @@
 Nothing here knows a process, a clock or a database: the caller lists jobs and nodes, and does what is decided.
 """
 
+from .decide import decide
 from .decisions import Decisions, Preempt, SolverReport, Start, Wait, WaitCode
 from .question import EVERYBODY, Gpu, NodeState, Option, Question, Rules, RunningJob, WaitingJob
 
@@ -21,4 +22,5 @@ __all__ = [
     "Wait",
     "WaitCode",
     "WaitingJob",
+    "decide",
 ]

@@ -21,6 +21,8 @@ class WaitCode(str, Enum):
     """A GPU is free, but held for a job that has waited longer or has a higher priority."""
     BETTER_LATER = "better_later"
     """A GPU is free, but the job ends sooner by waiting for another one."""
+    CROWDED = "crowded"
+    """A GPU is free, but the jobs beside it use all of the node's bandwidth."""
     TURN = "turn"
     """Others go first to what is free."""
     QUOTA = "quota"
