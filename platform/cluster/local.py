@@ -7,6 +7,8 @@ import os
 import re
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +19,8 @@ from ray._private import ray_constants
 
 from ...jobs.errors import LazytrainError
 from ..settings import Settings
+
+_GUARDIAN = Path(__file__).with_name("guardian.py")
 
 KIND_LABEL = "lt/gpu-kind"
 """Ray's own accelerator label reads device 0 only and changes its spelling between versions."""
@@ -31,6 +35,7 @@ class LocalRay:
             raise LazytrainError("this process is already connected to a Ray cluster", hint="close that one first")
         self.cpus = cpus or os.cpu_count() or 1
         self._directory = Path(tempfile.mkdtemp(prefix="lt-", dir=settings.ray_temp))
+        self._guardian = _start_guardian(self._directory)
         self._environment = _Environment(_variables(settings, self.cpus))
         try:
             self._start(settings, kind, gpus)
@@ -62,6 +67,7 @@ class LocalRay:
         finally:
             self._environment.restore()
             shutil.rmtree(self._directory, ignore_errors=True)
+            self._guardian.communicate()
 
     def __enter__(self) -> LocalRay:
         return self
@@ -70,6 +76,12 @@ class LocalRay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _start_guardian(directory: Path) -> subprocess.Popen[bytes]:
+    """A process that cleans up after us in case we are killed; it ends when its standard input is closed."""
+    command = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid()), str(directory)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def label_value(text: str) -> str:

@@ -22,6 +22,7 @@ from ...schedulers.placement import (
     RunningJob,
     Start,
     Wait,
+    WaitCode,
     WaitingJob,
 )
 from ..artifacts import JobFiles
@@ -42,17 +43,20 @@ def place(desk: Desk) -> None:
     """Start what can start now, preempt what has to make room, and tell everybody else why they wait."""
     jobs = list(reversed(desk.store.jobs.list(states=[_S.QUEUED, *ACTIVE])))
     queued = [job for job in jobs if job.state is _S.QUEUED]
-    _reject_orphans(desk, queued)
+    unmet = _unmet(desk, queued)
     plans = {
         job_id: Admission.model_validate(plan)
         for job_id, plan in desk.store.jobs.stages_of((job.id for job in jobs), STAGE).items()
     }
-    ready = {job.id: job for job in queued if job.id in plans and job.not_before <= desk.clock()}
+    ready = {job.id: job for job in queued if job.id in plans and job.id in unmet and job.not_before <= desk.clock()}
     nodes = {node.name: node for node in desk.store.nodes.list()}
     running = {job.id: job for job in jobs if job.state in ACTIVE and job.node in nodes and job.gpu and job.id in plans}
+    held = {job.id: job for job in ready.values() if not unmet[job.id] <= {*ready, *running}}
+    desk.for_each(held.values(), lambda job: _hold(desk, job, unmet[job.id]))
+    ready = {name: job for name, job in ready.items() if name not in held}
     if not ready:
         return
-    decisions = desk.decide(_question(desk, ready, running, plans, nodes))
+    decisions = desk.decide(_question(desk, ready, running, plans, nodes, unmet))
     _act(desk, decisions, ready, running, plans, nodes)
 
 
@@ -81,10 +85,11 @@ def _question(
     running: Mapping[str, Job],
     plans: Mapping[str, Admission],
     nodes: Mapping[str, Node],
+    unmet: Mapping[str, set[str]],
 ) -> Question:
     return Question(
         now_s=desk.clock(),
-        waiting=tuple(_waiting(job, plans[job.id], nodes) for job in ready.values()),
+        waiting=tuple(_waiting(job, plans[job.id], nodes, unmet[job.id]) for job in ready.values()),
         running=tuple(_running(desk, job, plans[job.id], nodes) for job in running.values()),
         nodes=tuple(_node_state(node) for node in nodes.values() if node.alive or _holds(node, running)),
         rules=desk.config.rules,
@@ -95,14 +100,14 @@ def _holds(node: Node, running: Mapping[str, Job]) -> bool:
     return any(job.node == node.name for job in running.values())
 
 
-def _waiting(job: Job, plan: Admission, nodes: Mapping[str, Node]) -> WaitingJob:
+def _waiting(job: Job, plan: Admission, nodes: Mapping[str, Node], unmet: set[str]) -> WaitingJob:
     return WaitingJob(
         id=job.id,
         user=job.user,
         priority=job.priority,
         submitted_s=job.queued_at,
         options=tuple(_option(way.option, _share_left(job, plan)) for way in plan.ways.values()),
-        after=job.after,
+        after=tuple(sorted(unmet)),
         nodes=tuple(name for name in nodes if name not in job.avoid) if job.avoid else (),
         limits=plan.limits,
     )
@@ -229,18 +234,26 @@ def _wait(desk: Desk, job: Job, wait: Wait) -> None:
     desk.tell(job, wait.code.value, wait.words)
 
 
-def _reject_orphans(desk: Desk, queued: list[Job]) -> None:
-    """A job that comes after one which did not succeed will never have its turn."""
+def _unmet(desk: Desk, queued: list[Job]) -> dict[str, set[str]]:
+    """The jobs that each queued job waits for; one that waits for a job which did not succeed is rejected instead."""
     wanted = {name for job in queued for name in job.after}
-    if not wanted:
-        return
-    ended = {job.id: job for job in desk.store.jobs.list(ids=wanted) if job.state.final}
-    bad = {name: job for name, job in ended.items() if job.state is not _S.SUCCEEDED}
+    known = {job.id: job.state for job in desk.store.jobs.list(ids=wanted, removed=True)} if wanted else {}
+
+    def failed(name: str) -> bool:
+        return name not in known or (known[name].final and known[name] is not _S.SUCCEEDED)
 
     def reject(job: Job) -> None:
-        first = next(name for name in job.after if name in bad)
-        desk.move(job, _S.REJECTED, "dependency", f"it comes after job {first}, which is {bad[first].state.value}")
+        first = next(name for name in job.after if failed(name))
+        became = known[first].value if first in known else "unknown"
+        desk.move(job, _S.REJECTED, "dependency", f"it comes after job {first}, which is {became}")
 
-    orphans = [job for job in queued if any(name in bad for name in job.after)]
-    desk.for_each(orphans, reject)
-    queued[:] = [job for job in queued if job not in orphans]
+    desk.for_each([job for job in queued if any(map(failed, job.after))], reject)
+    return {
+        job.id: {name for name in job.after if known[name] is not _S.SUCCEEDED}
+        for job in queued
+        if not any(map(failed, job.after))
+    }
+
+
+def _hold(desk: Desk, job: Job, unmet: set[str]) -> None:
+    desk.tell(job, WaitCode.DEPENDENCY.value, f"waits for {', '.join(sorted(unmet))} to succeed")

@@ -80,9 +80,13 @@ class JobStore:
         ids: Iterable[str] | None = None,
         limit: int | None = None,
         before: tuple[float, str] | None = None,
+        removed: bool = False,
     ) -> Sequence[Job]:
-        """Jobs that were not removed, newest first. ``before`` is ``(created_at, id)`` of the last one already seen."""
-        query = select(JobRow).where(JobRow.removed_at.is_(None))
+        """Jobs, newest first; those that were removed only if asked for.
+
+        ``before`` is ``(created_at, id)`` of the last one already seen.
+        """
+        query = select(JobRow) if removed else select(JobRow).where(JobRow.removed_at.is_(None))
         if states is not None:
             query = query.where(JobRow.state.in_([state.value for state in states]))
         if user is not None:

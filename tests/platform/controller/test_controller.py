@@ -172,6 +172,26 @@ def test_a_job_after_another(world: World) -> None:
     assert first.id in world.job(second).sentence
 
 
+def test_a_job_after_one_that_is_paused_or_not_planned_waits_and_then_runs(world: World) -> None:
+    world.add_machine("b")
+    world.planner.silent = {"slow"}
+    first = world.submit("slow")
+    second = world.submit(after=(first.id,))
+    world.steps(3)
+    assert (world.state(first), world.state(second)) == (S.QUEUED, S.QUEUED)
+    assert world.job(second).sentence == f"waits for {first.id} to succeed"
+    world.planner.silent = set()
+    world.running(first)
+    world.ask(first, "pause")
+    world.steps(4)
+    assert (world.state(first), world.state(second)) == (S.PAUSED, S.QUEUED)
+    world.ask(first, "resume")
+    world.running(first)
+    world.finish(first)
+    world.steps(4)
+    assert world.state(second) is S.STARTING
+
+
 def test_a_higher_priority_preempts_and_both_end_well(world: World) -> None:
     low = world.submit(priority=10)
     world.running(low)
