@@ -3,6 +3,7 @@
     RUN_DIR/.owner              id of the job that the directory belongs to
     RUN_DIR/attempts/0001/      one directory for each start, so that an attempt cannot speak for another
         order.json              what the training process was told to do
+        started.json            the node was asked to start it
         beat.json               written by the training process now and then while it lives
         outcome.json            how the training ended, in its own words
         exit.json               how its process ended; written when nothing of it lives any more
@@ -80,8 +81,9 @@ class AttemptFiles:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.order, self.beat, self.outcome, self.exit, self.log = (
+        self.order, self.started, self.beat, self.outcome, self.exit, self.log = (
             path / "order.json",
+            path / "started.json",
             path / "beat.json",
             path / "outcome.json",
             path / "exit.json",
@@ -89,14 +91,15 @@ class AttemptFiles:
         )
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a small record so that it is there whole or not at all."""
+def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Write a small record so that it is there whole or not at all; if ``durable``, also after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(value, file, allow_nan=False)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     temporary.replace(path)
 
 

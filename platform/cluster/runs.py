@@ -39,6 +39,15 @@ class RunOrder:
     tracking: Mapping[str, Any] = field(default_factory=dict)
     """MLflow ``uri``, ``experiment``, ``run_name``, ``params``, ``tags``; empty without MLflow."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**vars(self), "run_dir": str(self.run_dir)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunOrder:
+        """What `to_dict` gave."""
+        return cls(**{**values, "run_dir": Path(values["run_dir"])})
+
 
 class Phase(str, Enum):
     """How far a run is."""
