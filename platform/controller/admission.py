@@ -8,10 +8,10 @@ from typing import Any
 from ...jobs.errors import LazytrainError
 from ...jobs.lifecycle import JobState
 from ...schedulers.hardware import same_gpu
+from ..admission import Admission, AdmissionOrder
 from ..artifacts import JobFiles
 from ..store import Job
 from .desk import Desk
-from .ports import Admission, AdmissionOrder
 from .words import rejection_sentence
 
 STAGE = "plan"

@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable
 
 from ...jobs.errors import LazytrainError
+from ..admission import Planner
 from ..cluster.runs import Runner
 from ..store import Lease, Stale, Store
 from .admission import admit
 from .desk import Desk
 from .nodes import look_at_nodes
 from .place import place
-from .ports import Clock, Config, Decide, Planner
+from .ports import Clock, Config, Decide
 from .requests import do_requests
 from .watch import watch
 

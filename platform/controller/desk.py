@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...jobs.lifecycle import JobState
+from ..admission import Planner
 from ..cluster.runs import Look, Runner
 from ..store import Job, Lease, Move, Stale, Store
-from .ports import Clock, Config, Decide, Planner
+from .ports import Clock, Config, Decide
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from ...schedulers.placement import (
     WaitCode,
     WaitingJob,
 )
+from ..admission import Admission
 from ..artifacts import JobFiles
 from ..cluster.runs import Outcome, RunOrder
 from ..store import Job, Node
@@ -32,7 +33,6 @@ from .admission import STAGE
 from .desk import ACTIVE, Desk
 from .endings import fail
 from .failures import Failure
-from .ports import Admission
 
 log = logging.getLogger(__name__)
 _S = JobState

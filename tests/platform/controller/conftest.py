@@ -12,9 +12,10 @@ import pytest
 
 from lazytrain.jobs.errors import LazytrainError, Unreachable
 from lazytrain.jobs.lifecycle import JobState
+from lazytrain.platform.admission import Admission, AdmissionOrder, Way
 from lazytrain.platform.artifacts import JobFiles, write_json
 from lazytrain.platform.cluster.runs import Look, Machine, Outcome, Phase, RunOrder
-from lazytrain.platform.controller import Admission, AdmissionOrder, Config, Controller, Way
+from lazytrain.platform.controller import Config, Controller
 from lazytrain.platform.store import Action, Job, NewJob, Role, Store
 from lazytrain.schedulers.hardware import hardware
 from lazytrain.schedulers.placement import Decisions, Preempt, Question, SolverReport, Start, Wait, WaitCode

@@ -82,7 +82,7 @@ def test_an_impossible_job_is_rejected_with_the_planners_reasons(world: World) -
 
 
 def world_admission(world: World) -> Any:
-    from lazytrain.platform.controller import Admission
+    from lazytrain.platform.admission import Admission
 
     return Admission(batch=8, steps=100, ways={}, limits={})
 

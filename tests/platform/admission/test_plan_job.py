@@ -8,8 +8,8 @@ import pytest
 from lazytrain.jobs.errors import DataError, ModelError
 from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
-from lazytrain.platform.controller import AdmissionOrder
-from lazytrain.platform.controller.plan_job import plan_job
+from lazytrain.platform.admission import AdmissionOrder
+from lazytrain.platform.admission.plan_job import plan_job
 from lazytrain.platform.demo.machine import base_profile
 from lazytrain.schedulers.hardware import HardwareProfile
 from lazytrain.schedulers.placement import Option

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from ...jobs.errors import LazytrainError
 from ..logs import quiet_libraries
 from .plan_job import plan_job
-from .ports import AdmissionOrder
+from .values import AdmissionOrder
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lazytrain.jobs.errors import DataError, LazytrainError
-from lazytrain.platform.controller import Admission, AdmissionOrder
-from lazytrain.platform.controller.planner import PlannerProcess
+from lazytrain.platform.admission import Admission, AdmissionOrder
+from lazytrain.platform.admission.planner import PlannerProcess
 
 CHILD = """
 import json, os, sys

@@ -15,7 +15,7 @@ from ...schedulers.demand import demand
 from ...schedulers.hardware import Budgets, HardwareProfile
 from ...schedulers.options import option
 from ..planning import Limits, ModelSource, emulated, facts_of, find_model, load_tokenizer
-from .ports import Admission, AdmissionOrder, Way
+from .values import Admission, AdmissionOrder, Way
 
 _LARGEST_BATCH = 256
 _STARTUP_S = 15.0

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import IO
 
 from ...jobs.errors import LazytrainError
-from .ports import Admission, AdmissionOrder
+from .values import Admission, AdmissionOrder
 
 log = logging.getLogger(__name__)
 
-_MODULE = "lazytrain.platform.controller.planner_process"
+_MODULE = "lazytrain.platform.admission.process"
 
 
 class PlannerProcess:
-    """Implements `ports.Planner`. The process is started when there is something to plan, and again if it dies."""
+    """Implements `values.Planner`. The process is started when there is something to plan, and again if it dies."""
 
     def __init__(self, log_file: Path, module: str = _MODULE) -> None:
         self._log_file = log_file
