@@ -13,7 +13,14 @@
     ├── ProgramError            the model did not do what the step program says
     │   └── InvariantBroken     an operation could overtake another (found by debug mode)
     ├── NonFiniteGradient       training diverged
-    └── CheckpointError         a checkpoint is incomplete, damaged or of another run
+    ├── CheckpointError         a checkpoint is incomplete, damaged or of another run
+    └── ServiceError            the shared service refused a request or cannot be reached
+        ├── NotFound            no such job, node or user, or none that this user may see
+        ├── Conflict            it is not possible in the state that the thing is in
+        ├── Forbidden           the user's role does not allow it
+        ├── Unauthorized        no token, or one that nobody knows
+        ├── TooMany             more requests, or larger ones, than one user may send
+        └── Unreachable         the service does not answer
 
 The person who reads the message can act on it: it says what failed, why, and, in ``hint``, what to change.
 All of them survive pickling with their fields, because they cross process borders.
@@ -160,3 +167,46 @@ class CheckpointError(LazytrainError):
     """A checkpoint is incomplete, damaged, or belongs to another run."""
 
     code = "invalid_checkpoint"
+
+
+class ServiceError(LazytrainError):
+    """The shared service refused a request or cannot be reached."""
+
+    code = "service"
+
+
+class NotFound(ServiceError):
+    """There is no such job, node or user, or none that this user may see."""
+
+    code = "not_found"
+    exit_code = 2
+
+
+class Conflict(ServiceError):
+    """It is not possible in the state that the thing is in, or somebody else was faster."""
+
+    code = "conflict"
+
+
+class Forbidden(ServiceError):
+    """The user's role does not allow it."""
+
+    code = "forbidden"
+
+
+class Unauthorized(ServiceError):
+    """No token, or one that nobody knows."""
+
+    code = "unauthorized"
+
+
+class TooMany(ServiceError):
+    """More requests, or larger ones, than one user may send."""
+
+    code = "too_many"
+
+
+class Unreachable(ServiceError):
+    """The service does not answer."""
+
+    code = "unreachable"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from ..jobs.errors import DoesNotFit, HardwareError, ModelError
 from ..jobs.executor.devices import Emulated
@@ -72,6 +72,17 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> ModelSource:
             hint=f"give a directory, a config.json, a hub id, or one of {', '.join(known_models())}",
         ) from error
     return config
+
+
+def load_tokenizer(spec: JobSpec) -> Any:
+    """The tokenizer of the job's model. Raises ModelError when there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(spec.model.path, trust_remote_code=spec.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"no tokenizer at {spec.model.path}: {str(error).splitlines()[0]}",
+            hint="model.path is a folder with config.json, safetensors and a tokenizer, or a hub id",
+        ) from error
 
 
 def _config_file(path: Path) -> dict[str, Any]:

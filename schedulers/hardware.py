@@ -153,6 +153,13 @@ def known_gpus() -> tuple[str, ...]:
     return tuple(_machines()["gpus"])
 
 
+def same_gpu(one: str, other: str) -> bool:
+    """Whether two names, each in any usual spelling, mean the same GPU; a GPU nobody knows is only itself."""
+    spellings = _spellings()
+    first, second = _spelling(one), _spelling(other)
+    return spellings.get(first, first) == spellings.get(second, second)
+
+
 def known_models() -> tuple[str, ...]:
     """Names of the model shapes that ``machines.json`` describes."""
     return tuple(_machines()["models"])

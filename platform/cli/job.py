@@ -7,16 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from ...jobs.data import Prepared, prepare
-from ...jobs.errors import ModelError
 from ...jobs.executor import Emulated
 from ...jobs.model_facts import ModelFacts
 from ...jobs.spec import JobSpec
 from ...schedulers.hardware import HardwareProfile
 from ...schedulers.planner import Plan
-from ..planning import Limits, device_kind, emulated, facts_of, find_model, make_plan, predicted_batch
+from ..planning import (
+    Limits,
+    device_kind,
+    emulated,
+    facts_of,
+    find_model,
+    load_tokenizer,
+    make_plan,
+    predicted_batch,
+)
 from ..probe import measure
 from ..settings import Settings
 
@@ -80,14 +86,3 @@ class Job:
             answer: Plan = plan_batch(batch)[1]
             return answer
         return predicted_batch(lambda rows: plan_batch(rows)[1], low=1, high=self.largest_batch)
-
-
-def load_tokenizer(spec: JobSpec) -> Any:
-    """The tokenizer of the job's model. Raises ModelError when there is none."""
-    try:
-        return AutoTokenizer.from_pretrained(spec.model.path, trust_remote_code=spec.model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"no tokenizer at {spec.model.path}: {str(error).splitlines()[0]}",
-            hint="model.path is a folder with config.json, safetensors and a tokenizer, or a hub id",
-        ) from error

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import re
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,30 +18,43 @@ from types import TracebackType
 import ray
 from ray._private import ray_constants
 
-from ...jobs.errors import LazytrainError
+from ...jobs.errors import LazytrainError, Unreachable
 from ..settings import Settings
+
+_GUARDIAN = Path(__file__).with_name("guardian.py")
 
 KIND_LABEL = "lt/gpu-kind"
 """Ray's own accelerator label reads device 0 only and changes its spelling between versions."""
+DEVICE_LABEL = "lt/device"
+"""``cuda``, ``emulated`` or ``cpu``: what its GPUs really are."""
+NAME_LABEL = "lt/node-name"
 NAMESPACE = "lazytrain"
 
 
 class LocalRay:
     """Starts Ray when built and stops all of its processes on `close` (or at the end of a ``with`` block)."""
 
-    def __init__(self, settings: Settings, *, kind: str = "", cpus: int | None = None, gpus: int = 1) -> None:
+    def __init__(
+        self, settings: Settings, *, kind: str = "", device: str = "", cpus: int | None = None, gpus: int = 1
+    ) -> None:
         if ray.is_initialized():
             raise LazytrainError("this process is already connected to a Ray cluster", hint="close that one first")
         self.cpus = cpus or os.cpu_count() or 1
         self._directory = Path(tempfile.mkdtemp(prefix="lt-", dir=settings.ray_temp))
+        self._guardian = _start_guardian(self._directory)
         self._environment = _Environment(_variables(settings, self.cpus))
         try:
-            self._start(settings, kind, gpus)
+            self._start(settings, {KIND_LABEL: label_value(kind), DEVICE_LABEL: device, NAME_LABEL: _host_name()}, gpus)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, settings: Settings, kind: str, gpus: int) -> None:
+    @property
+    def address(self) -> str:
+        """Where other processes of this machine reach it."""
+        return str(ray.get_runtime_context().gcs_address)
+
+    def _start(self, settings: Settings, labels: Mapping[str, str], gpus: int) -> None:
         # Ray's name for "this Ray is one machine": every socket is then bound to the loopback address. The variable is
         # for the processes it starts; in this one, Ray has read it when it was imported.
         ray_constants.ENABLE_RAY_CLUSTER = False
@@ -46,7 +62,7 @@ class LocalRay:
             address="local",
             num_cpus=self.cpus,
             num_gpus=gpus,
-            labels={KIND_LABEL: label_value(kind)} if kind else None,
+            labels={name: value for name, value in labels.items() if value},
             object_store_memory=int(settings.ray_object_store),
             include_dashboard=False,
             log_to_driver=False,
@@ -62,6 +78,7 @@ class LocalRay:
         finally:
             self._environment.restore()
             shutil.rmtree(self._directory, ignore_errors=True)
+            self._guardian.communicate()
 
     def __enter__(self) -> LocalRay:
         return self
@@ -72,9 +89,45 @@ class LocalRay:
         self.close()
 
 
+def _start_guardian(directory: Path) -> subprocess.Popen[bytes]:
+    """A process that cleans up after us in case we are killed; it ends when its standard input is closed."""
+    command = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid()), str(directory)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
 def label_value(text: str) -> str:
     """``text`` as a Ray label value: letters, digits, ``-``, ``_`` and ``.``, at most 63 characters."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:63]
+
+
+def _host_name() -> str:
+    return label_value(platform.node()) or "local"
+
+
+class Connection:
+    """This process as a client of a Ray that others started, until `close`."""
+
+    def __init__(self, settings: Settings, address: str) -> None:
+        if ray.is_initialized():
+            raise LazytrainError("this process is already connected to a Ray cluster", hint="close that one first")
+        self._environment = _Environment(_variables(settings, os.cpu_count() or 1))
+        if address.startswith("127."):
+            ray_constants.ENABLE_RAY_CLUSTER = (
+                False  # as for the one that started it, else Ray looks at another address
+            )
+        try:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            self._environment.restore()
+            raise Unreachable(
+                f"no Ray answers at {address}: {str(error).splitlines()[0]}",
+                hint="see whether it runs; its token is the one of whoever started it (LAZYTRAIN_HOME)",
+            ) from error
+
+    def close(self) -> None:
+        """Disconnect; what runs goes on."""
+        ray.shutdown()
+        self._environment.restore()
 
 
 def _variables(settings: Settings, cpus: int) -> dict[str, str | None]:

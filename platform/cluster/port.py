@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ...jobs.policy import Policy
-from ...jobs.spec import JobSpec
-from ...jobs.train import Result
-from ...schedulers.hardware import HardwareProfile
+if TYPE_CHECKING:  # torch is a matter of the processes that train
+    from ...jobs.policy import Policy
+    from ...jobs.spec import JobSpec
+    from ...jobs.train import Result
+    from ...schedulers.hardware import HardwareProfile
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ import ray.exceptions
 
 from ...jobs.errors import LazytrainError
 from ...schedulers.hardware import HardwareProfile
-from .failures import translate
 from .inventory import list_nodes, require, selector
 
 
-class _Profiler:
+class Profiler:
     """Holds the GPU while it measures, so that nobody else does."""
 
-    def measure(self, base: HardwareProfile, nvme_dir: Path | None, reserve_bytes: int) -> HardwareProfile:
+    def measure(self, base: HardwareProfile | None, nvme_dir: Path | None, reserve_bytes: int) -> HardwareProfile:
+        """The node's profile; ``base`` as in `probe.measure`."""
         from ..probe import measure  # torch is imported in the actor, not where it is called from
 
         return measure(base, nvme_dir=nvme_dir, host_reserve_bytes=reserve_bytes).profile
@@ -28,7 +28,7 @@ def profile_node(
     """Measure the node with a GPU of ``kind``. Raises HardwareError when there is none, LazytrainError otherwise."""
     wanted = {"CPU": float(cpus), "GPU": 1.0}
     require(list_nodes(), wanted, kind)
-    remote = ray.remote(num_cpus=cpus, num_gpus=1, max_restarts=0, label_selector=selector(kind))(_Profiler)
+    remote = ray.remote(num_cpus=cpus, num_gpus=1, max_restarts=0, label_selector=selector(kind))(Profiler)
     actor = remote.remote()
     try:
         profile: HardwareProfile = ray.get(actor.measure.remote(base, nvme_dir, reserve_bytes), timeout=timeout_s)
@@ -38,6 +38,8 @@ def profile_node(
             hint="its GPU or CPUs may be in use; raise LAZYTRAIN_START_TIMEOUT_S if the machine is slow",
         ) from error
     except ray.exceptions.RayError as error:
+        from .failures import translate  # brings Ray Train and with it torch
+
         raise translate(error) from error
     finally:
         ray.kill(actor)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from ...jobs.train import Result
 from ...schedulers.hardware import HardwareProfile
 from ..settings import Settings
 from .inventory import list_nodes
 from .local import LocalRay
 from .port import Node, OnMetrics, TrainingOrder
 from .profiling import profile_node
-from .training import run_training
+
+if TYPE_CHECKING:
+    from ...jobs.train import Result
 
 
 class RayCluster:
@@ -41,6 +43,8 @@ class RayCluster:
 
     def train(self, order: TrainingOrder, on_metrics: OnMetrics) -> Result:
         """One Ray Train run; raises what the worker raised."""
+        from .training import run_training  # brings torch, which the controller has no use for
+
         return run_training(order, on_metrics, cpus=self.cpus, stop_timeout_s=self._settings.stop_timeout_s)
 
     def close(self) -> None:

@@ -1,0 +1,158 @@
+"""Planning one job for every kind of node that there is: what its rows need, where it fits, how fast it would be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...jobs.data import Prepared, prepare
+from ...jobs.errors import DoesNotFit, OutOfTime
+from ...jobs.spec import JobSpec
+from ...jobs.units import format_bytes
+from ...schedulers.best_batch import BestBatch, Tried, best_batch
+from ...schedulers.demand import demand
+from ...schedulers.hardware import Budgets, HardwareProfile
+from ...schedulers.options import option
+from ..planning import Limits, ModelSource, emulated, facts_of, find_model, load_tokenizer
+from .values import Admission, AdmissionOrder, Way
+
+_LARGEST_BATCH = 256
+_STARTUP_S = 15.0
+"""From the start of a run to its first step: imports, loading, evaluation before training."""
+
+
+def plan_job(order: AdmissionOrder) -> Admission:
+    """Plan the job for each profile of the order.
+
+    The rows of an optimizer step are the same everywhere: those of the job file, of an earlier admission, or else those
+    that train fastest on the kind of node that is fastest. Raises the typed errors of what is wrong with model or data.
+    """
+    spec = JobSpec.model_validate(order.spec)
+    job = _Job(spec, order, prepare(spec.data, load_tokenizer(spec), cache=order.cache))
+    profiles = {kind: HardwareProfile.model_validate(fields) for kind, fields in order.profiles.items()}
+    found, refused = job.plan_all(profiles)
+    batch = _rows_of_a_step(found) or job.batch or 1
+    return Admission(
+        batch=batch,
+        steps=job.steps(batch),
+        ways={kind: job.way(kind, profiles[kind], tried, batch) for kind, tried in found.items()},
+        limits={kind: _limit_words(error) for kind, error in refused.items()},
+        reasons=next((error.reasons for error in refused.values() if isinstance(error, DoesNotFit)), ()),
+        notes=tuple(job.notes()),
+    )
+
+
+@dataclass
+class _Job:
+    spec: JobSpec
+    order: AdmissionOrder
+    data: Prepared
+
+    @property
+    def batch(self) -> int | None:
+        """Rows of a step, where they are fixed."""
+        asked = self.spec.train.batch
+        return self.order.batch or (None if asked == "auto" else int(asked))
+
+    @property
+    def source(self) -> ModelSource:
+        section = self.spec.model
+        return find_model(section.path, trust_remote_code=section.trust_remote_code)
+
+    def plan_all(
+        self, profiles: Mapping[str, HardwareProfile]
+    ) -> tuple[dict[str, Tried], dict[str, DoesNotFit | OutOfTime]]:
+        """By kind of node the fastest plan, or why there is none."""
+        found, refused = self._plan(profiles, self.batch)
+        if self.batch is None and len(found) > 1:
+            fastest = max(found, key=lambda kind: found[kind].tokens_per_s)
+            rest = {kind: profiles[kind] for kind in found if kind != fastest}
+            others, also_refused = self._plan(rest, _rows(found[fastest]))
+            found, refused = {fastest: found[fastest], **others}, {**refused, **also_refused}
+        return found, refused
+
+    def _plan(
+        self, profiles: Mapping[str, HardwareProfile], batch: int | None
+    ) -> tuple[dict[str, Tried], dict[str, DoesNotFit | OutOfTime]]:
+        found: dict[str, Tried] = {}
+        refused: dict[str, DoesNotFit | OutOfTime] = {}
+        for kind, profile in profiles.items():
+            try:
+                found[kind] = self._best(profile, batch).best
+            except (DoesNotFit, OutOfTime) as error:
+                refused[kind] = error
+        return found, refused
+
+    def _best(self, profile: HardwareProfile, batch: int | None) -> BestBatch:
+        source = self.source
+        length, dtype = self.data.train.longest, self.spec.model.dtype
+        return best_batch(
+            lambda rows: facts_of(source, batch=rows, length=length, dtype=dtype),
+            profile,
+            high=batch or max(1, min(_LARGEST_BATCH, len(self.data.train))),
+            global_batch=batch,
+            **self._limits(profile),
+        )
+
+    def _limits(self, profile: HardwareProfile) -> dict[str, Any]:
+        limits = Limits.of(self.spec)
+        budgets = Budgets.of(profile, gpu_memory=limits.gpu_memory, host_memory=limits.host_memory, nvme=limits.nvme)
+        share = self.order.memory_share
+        return {
+            "planner": limits.planner,
+            "solve_seconds": limits.solve_seconds,
+            "gpu_memory": int(min(budgets.gpu_bytes, profile.gpu_budget_bytes) * share),
+            "host_memory": int(min(budgets.host_bytes, profile.host_memory_bytes) * share),
+            "nvme": budgets.nvme_bytes,
+        }
+
+    def steps(self, batch: int) -> int:
+        """Optimizer steps of the whole job."""
+        steps = -(-len(self.data.train) // batch) * self.spec.train.epochs
+        return min(steps, self.spec.train.max_steps or steps)
+
+    def way(self, kind: str, profile: HardwareProfile, tried: Tried, batch: int) -> Way:
+        """The plan as what placement and the run need of it."""
+        policy = tried.answer.policy
+        assert policy is not None
+        facts = facts_of(
+            self.source, batch=tried.micro_batch, length=self.data.train.longest, dtype=self.spec.model.dtype
+        )
+        tokens = float(self.steps(batch) * batch * self.data.train.longest)
+        asked = demand(policy, facts, tried.answer.predicted)
+        return Way(
+            option=asdict(option(asked, kind=kind, work_tokens=tokens, startup_s=_STARTUP_S)),
+            policy=policy.model_dump(mode="json", by_alias=True),
+            device=_device(profile, self._limits(profile)["gpu_memory"]),
+        )
+
+    def notes(self) -> list[str]:
+        """What the person should know about the rows."""
+        refused = self.data.report.refused
+        return [f"{refused} rows cannot be used: lazytrain data check says why"] if refused else []
+
+
+def _rows_of_a_step(found: Mapping[str, Tried]) -> int | None:
+    return next((_rows(tried) for tried in found.values()), None)
+
+
+def _rows(tried: Tried) -> int:
+    return tried.micro_batch * tried.accumulation
+
+
+def _device(profile: HardwareProfile, gpu_bytes: int) -> dict[str, Any]:
+    if profile.device != "emulated":
+        return {"kind": profile.device}
+    return {"kind": "emulated", **asdict(emulated(profile)), "memory_bytes": gpu_bytes}
+
+
+def _limit_words(error: DoesNotFit | OutOfTime) -> str:
+    if isinstance(error, OutOfTime):
+        return "no plan was found in the time allowed (plan.solve_seconds)"
+    short = [
+        f"needs {format_bytes(reason['needed_bytes'])} of {str(reason['resource']).replace('_', ' ')}, "
+        f"has {format_bytes(reason['available_bytes'])}"
+        for reason in error.reasons
+    ]
+    return " and ".join(short) or error.message

@@ -1,0 +1,124 @@
+"""Planning in a process of its own: it brings torch and takes seconds, and the controller has to go on meanwhile.
+
+Orders and answers are lines of JSON on its standard input and output; when the controller dies, the input is closed and
+the process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import subprocess
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from ...jobs.errors import LazytrainError
+from .values import Admission, AdmissionOrder
+
+log = logging.getLogger(__name__)
+
+_MODULE = "lazytrain.platform.admission.process"
+
+
+class PlannerProcess:
+    """Implements `values.Planner`. The process is started when there is something to plan, and again if it dies."""
+
+    def __init__(self, log_file: Path, module: str = _MODULE) -> None:
+        self._log_file = log_file
+        self._module = module
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._waiting: dict[str, AdmissionOrder] = {}
+        self._found: dict[str, Admission | LazytrainError] = {}
+
+    def submit(self, order: AdmissionOrder) -> None:
+        """Send the order, unless this job is on its way already."""
+        if order.job in self._waiting:
+            return
+        self._waiting[order.job] = order
+        self._send(order)
+
+    def results(self) -> dict[str, Admission | LazytrainError]:
+        """Answers that have come in; when the process died, its oldest order is given up and the rest sent again."""
+        while not self._lines.empty():
+            self._take(self._lines.get())
+        if self._process is not None and self._process.poll() is not None and self._lines.empty():
+            self._bury(self._process.returncode)
+        found, self._found = self._found, {}
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _take(self, line: str) -> None:
+        answer = json.loads(line)
+        if self._waiting.pop(answer["job"], None) is None:
+            return
+        if "error" in answer:
+            self._found[answer["job"]] = _error(answer["error"])
+        else:
+            self._found[answer["job"]] = Admission.model_validate(answer["admission"])
+
+    def _bury(self, code: int) -> None:
+        """The order that it died of is the oldest one; whoever sent it will hear of it."""
+        log.warning("the planning process ended with %d", code)
+        self._process = None
+        oldest = next(iter(self._waiting), None)
+        if oldest is None:
+            return
+        del self._waiting[oldest]
+        self._found[oldest] = LazytrainError(
+            f"the planning process died ({code}) while it planned this job",
+            hint=f"its log is {self._log_file}; the host may have too little memory",
+        )
+        for order in self._waiting.values():
+            self._send(order)
+
+    def _send(self, order: AdmissionOrder) -> None:
+        process = self._process or self._start()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(asdict(order)) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            log.warning("the planning process has ended; its orders are sent again")
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_file.open("a") as log_file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", self._module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log_file,
+                text=True,
+            )
+        assert process.stdout is not None
+        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
+        self._process = process
+        return process
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            self._lines.put(line)
+
+
+def _error(fields: dict[str, str]) -> LazytrainError:
+    """The error of that code, so that it is treated as the one it was."""
+    kinds = {kind.code: kind for kind in _family(LazytrainError)}
+    kind = kinds.get(fields["code"], LazytrainError)
+    error = LazytrainError.__new__(kind)
+    LazytrainError.__init__(error, fields["message"], hint=fields["hint"])
+    return error
+
+
+def _family(kind: type[LazytrainError]) -> list[type[LazytrainError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _family(child))]

@@ -1,0 +1,47 @@
+"""The process that plans: one order a line on standard input, one answer a line on standard output.
+
+{"job": "j-1", "admission": {...}}    or    {"job": "j-1", "error": {"code", "message", "hint", "field"}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any, TextIO
+
+from ...jobs.errors import LazytrainError
+from ..logs import quiet_libraries
+from .plan_job import plan_job
+from .values import AdmissionOrder
+
+
+def main() -> None:
+    """Answer orders until standard input is closed."""
+    quiet_libraries()
+    # Whatever a library prints must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        _answer(answers, json.loads(line))
+
+
+def _answer(answers: TextIO, fields: dict[str, Any]) -> None:
+    order = AdmissionOrder(**fields)
+    answer: dict[str, Any] = {"job": order.job}
+    try:
+        answer["admission"] = plan_job(order).model_dump(mode="json")
+    except LazytrainError as error:
+        answer["error"] = error.to_dict()
+    except Exception as error:  # one job that cannot be planned must not keep the others from it
+        traceback.print_exc()
+        first = (str(error).splitlines() or [""])[0]
+        message = f"planning failed: {type(error).__name__}: {first}"
+        answer["error"] = LazytrainError(message, hint="the trace is in the log of the planning process").to_dict()
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

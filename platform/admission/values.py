@@ -1,0 +1,65 @@
+"""What planning is asked about a job, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...jobs.errors import LazytrainError
+from ...jobs.frozen import Frozen
+
+
+class Way(Frozen):
+    """How a job can run on one kind of node."""
+
+    option: dict[str, Any]
+    """Fields of `schedulers.placement.Option`."""
+    policy: dict[str, Any]
+    device: dict[str, Any]
+    """As in `RunOrder`."""
+
+
+class Admission(Frozen):
+    """What planning found out about a job."""
+
+    batch: int
+    """Rows of one optimizer step, wherever it runs: what is learned does not depend on the node."""
+    steps: int
+    ways: dict[str, Way]
+    """By kind of node; empty when it fits nowhere."""
+    limits: dict[str, str]
+    """By kind of node, why it does not fit there."""
+    reasons: tuple[dict[str, Any], ...] = ()
+    """When it fits nowhere: the planner's reasons, as ``plan --json`` has them."""
+    notes: tuple[str, ...] = ()
+    """What the person should know, for example how many rows were refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmissionOrder:
+    """A job to plan, and the machines to plan it for."""
+
+    job: str
+    spec: Mapping[str, Any]
+    profiles: Mapping[str, Mapping[str, Any]]
+    """Fields of `HardwareProfile` by kind of node."""
+    cache: str
+    """Directory for tokenized rows."""
+    memory_share: float = 1.0
+    """Part of each memory that may be planned with: less after a run was out of memory."""
+    batch: int | None = None
+    """The batch that was fixed by an earlier admission."""
+
+
+class Planner(Protocol):
+    """Plans jobs, one after the other, while the controller does something else."""
+
+    def submit(self, order: AdmissionOrder) -> None:
+        """Plan this job some time; a job that is planned already is not planned twice."""
+
+    def results(self) -> dict[str, Admission | LazytrainError]:
+        """What has been found since the last call, by job."""
+
+    def close(self) -> None:
+        """Stop planning."""

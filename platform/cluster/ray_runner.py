@@ -1,0 +1,180 @@
+"""Runs on Ray: one detached actor for each, which holds the GPU; how a run is doing is read from its files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+import ray.util
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ...jobs.errors import HardwareError, LazytrainError, Unreachable
+from ...schedulers.hardware import hardware
+from ..artifacts import STOP_FILE, JobFiles, read_json, write_json
+from ..settings import Settings
+from .local import DEVICE_LABEL, KIND_LABEL, NAME_LABEL, NAMESPACE, Connection
+from .profiling import Profiler
+from .run_host import RunHost
+from .runs import HOST_LOST, Look, Machine, Outcome, Phase, RunOrder
+
+_PREFIX = "run-"
+_FRESH_S = 0.5
+
+
+class RayRunner:
+    """Implements `runs.Runner` on the Ray at ``address``, which goes on when this process ends."""
+
+    def __init__(self, settings: Settings, address: str) -> None:
+        self._settings = settings
+        self._connection = Connection(settings, address)
+        self._measuring: dict[str, Any] = {}
+        self._alive: tuple[float, set[str]] = (float("-inf"), set())
+
+    def machines(self) -> list[Machine]:
+        """The nodes that Ray sees alive and that bear our labels."""
+        return [machine for machine, _ in self._nodes().values()]
+
+    def measure(self, machine: str) -> Mapping[str, Any] | None:
+        """Measure a node in an actor that holds a GPU of it; asked for again until the profile is there."""
+        if machine not in self._measuring:
+            found, node_id = self._node(machine)
+            base = None
+            if found.device == "emulated":
+                base = hardware(found.kind).model_copy(update={"device": "emulated"})
+            remote = ray.remote(num_cpus=1, num_gpus=1, max_restarts=0, scheduling_strategy=_on(node_id))(Profiler)
+            actor = remote.remote()
+            reserve = int(self._settings.host_reserve)
+            self._measuring[machine] = (actor, actor.measure.remote(base, self._settings.nvme_dir, reserve))
+        actor, answer = self._measuring[machine]
+        if not ray.wait([answer], timeout=0)[0]:
+            return None
+        del self._measuring[machine]
+        try:
+            profile: dict[str, Any] = ray.get(answer).model_dump(mode="json")
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, LazytrainError):
+                raise error.cause from error
+            raise LazytrainError(f"measuring {machine} failed: {str(error.cause).splitlines()[0]}") from error
+        except ray.exceptions.RayError:
+            return None  # the actor or its node died; if the node is still there, it is measured again
+        finally:
+            ray.kill(actor)
+        return profile
+
+    def start(self, order: RunOrder) -> None:
+        """Make the actor. Raises HardwareError when its node is not there any more."""
+        _, node_id = self._node(order.node)
+        files = JobFiles(order.run_dir)
+        files.stop.unlink(missing_ok=True)
+        attempt = files.attempt(order.attempt)
+        attempt.path.mkdir(parents=True, exist_ok=True)
+        remote = ray.remote(RunHost).options(
+            name=_PREFIX + order.claim,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=0,
+            num_gpus=1,
+            num_cpus=order.cpus,
+            get_if_exists=True,
+            scheduling_strategy=_on(node_id),
+        )
+        remote.remote(order.to_dict())
+        write_json(attempt.started, {"claim": order.claim, "node": order.node})
+        self._alive[1].add(order.claim)
+
+    def runs(self) -> set[str]:
+        """Claims of the actors that are alive or about to be."""
+        return set(self._living())
+
+    def look(self, claim: str, run_dir: Path, attempt: int) -> Look:
+        """What the run's files say, and whether its actor is there."""
+        files = JobFiles(run_dir).attempt(attempt)
+        alive = claim in self._living()  # before the files: what ends in between is seen as ended
+        beat = read_json(files.beat) or {}
+        figures = (int(beat.get("beat", 0)), int(beat.get("step", 0)))
+        if (ended := read_json(files.exit)) is not None:
+            return Look(Phase.ENDED, *figures, outcome=_outcome(ended, read_json(files.outcome), figures[1]))
+        if not alive:
+            return Look(Phase.LOST if files.started.exists() else Phase.ABSENT, *figures)
+        if not beat:
+            return Look(Phase.STARTING)
+        return Look(Phase.RUNNING, *figures, int(beat["total_steps"]), float(beat["step_s"]))
+
+    def stop(self, claim: str, run_dir: Path) -> None:
+        """Leave the file that the training looks for after each step."""
+        (run_dir / STOP_FILE).touch()
+
+    def kill(self, claim: str) -> None:
+        """Kill the actor: its keeper then ends the training process and all that it started."""
+        try:
+            ray.kill(ray.get_actor(_PREFIX + claim, NAMESPACE))
+        except ValueError:  # it has ended
+            return
+
+    def close(self) -> None:
+        """Disconnect; runs go on."""
+        self._connection.close()
+
+    def _living(self) -> set[str]:
+        at, names = self._alive
+        if time.monotonic() - at > _FRESH_S:
+            try:
+                listed = ray.util.list_named_actors()
+            except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
+                raise _unreachable(error) from error
+            names = {name.removeprefix(_PREFIX) for name in listed if name.startswith(_PREFIX)}
+            self._alive = (time.monotonic(), names)
+        return names
+
+    def _nodes(self) -> dict[str, tuple[Machine, str]]:
+        try:
+            listed = ray.nodes()
+        except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
+            raise _unreachable(error) from error
+        found = [_machine(node) for node in listed if node["Alive"]]
+        return {machine.name: (machine, node_id) for machine, node_id in found}
+
+    def _node(self, name: str) -> tuple[Machine, str]:
+        nodes = self._nodes()
+        if name not in nodes:
+            raise HardwareError(f"node {name} is not there", hint=f"there are: {', '.join(nodes) or 'none'}")
+        return nodes[name]
+
+
+def _unreachable(error: Exception) -> Unreachable:
+    return Unreachable(f"Ray does not answer: {(str(error).splitlines() or [type(error).__name__])[0]}")
+
+
+def _machine(node: Mapping[str, Any]) -> tuple[Machine, str]:
+    labels, resources = node["Labels"], node["Resources"]
+    machine = Machine(
+        name=labels.get(NAME_LABEL) or node["NodeID"][:12],
+        address=node["NodeManagerAddress"],
+        kind=labels.get(KIND_LABEL, ""),
+        device=labels.get(DEVICE_LABEL, "cuda"),
+        cpus=resources.get("CPU", 0.0),
+        gpus=int(resources.get("GPU", 0)) if KIND_LABEL in labels else 0,
+    )
+    return machine, node["NodeID"]
+
+
+def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+
+def _outcome(ended: Mapping[str, Any], said: Mapping[str, Any] | None, step: int) -> Outcome:
+    """What the training process said of its end, or, if it said nothing, what the keeper saw."""
+    if said is not None:
+        return Outcome.model_validate(said)
+    because = ended.get("because", "")
+    if because == "host_lost":
+        return Outcome(how="died", code=HOST_LOST, message="the process that held its GPU was gone", step=step)
+    if because == "host_memory":
+        used = ended.get("peak_host_bytes", 0)
+        words = f"out of memory on host: the run used {used:,} bytes, more than its node has for jobs"
+        return Outcome(how="died", code="out_of_memory", message=words, step=step)
+    return Outcome(how="died", exit_code=ended.get("exit_code"), signal=ended.get("signal"), step=step)

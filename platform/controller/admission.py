@@ -1,0 +1,114 @@
+"""Finding out for each new job whether and how it can run on the nodes that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...jobs.errors import LazytrainError
+from ...jobs.lifecycle import JobState
+from ...schedulers.hardware import same_gpu
+from ..admission import Admission, AdmissionOrder
+from ..artifacts import JobFiles
+from ..store import Job
+from .desk import Desk
+from .words import rejection_sentence
+
+STAGE = "plan"
+_LESS = 0.85
+"""Part of each memory that is planned with after a run was out of memory."""
+
+
+def admit(desk: Desk) -> None:
+    """Take in what planning has found, and have planned what is not."""
+    results = desk.planner.results()
+    queued = desk.store.jobs.list(states=[JobState.QUEUED])
+    desk.for_each([job for job in queued if job.id in results], lambda job: _take_in(desk, job, results[job.id]))
+    profiles = _profiles(desk)
+    plans = desk.store.jobs.stages_of((job.id for job in queued), STAGE)
+    waiting = [job for job in reversed(queued) if job.id not in results]
+    desk.for_each(waiting, lambda job: _have_planned(desk, job, profiles, plans.get(job.id)))
+
+
+def _profiles(desk: Desk) -> dict[str, Mapping[str, Any]]:
+    """One measured profile for each kind of node; of several, that of the node with the least host memory."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for node in desk.store.nodes.list():
+        if node.profile and node.alive:
+            known = found.get(node.kind)
+            if known is None or node.profile["host_memory_bytes"] < known["host_memory_bytes"]:
+                found[node.kind] = node.profile
+    return found
+
+
+def _have_planned(desk: Desk, job: Job, profiles: Mapping[str, Any], plan: Mapping[str, Any] | None) -> None:
+    known = Admission.model_validate(plan) if plan is not None else None
+    missing = {
+        kind: profile
+        for kind, profile in profiles.items()
+        if may_run_on(job, kind) and (known is None or kind not in {**known.ways, **known.limits})
+    }
+    if not missing:
+        if known is None:
+            desk.tell(job, "no_node", _no_node(job, bool(profiles)))
+        return
+    try:
+        JobFiles(job.run_dir).claim(job.id)
+    except LazytrainError as error:
+        _reject(desk, job, error)
+        return
+    desk.planner.submit(
+        AdmissionOrder(
+            job=job.id,
+            spec=job.spec,
+            profiles=missing,
+            cache=str(JobFiles(job.run_dir).path / "rows"),
+            memory_share=_LESS**job.replans,
+            batch=_fixed_batch(desk, job),
+        )
+    )
+
+
+def may_run_on(job: Job, kind: str) -> bool:
+    """Whether the job file allows this kind of GPU."""
+    wanted = job.spec.get("resources", {}).get("gpu") or ()
+    return not wanted or any(same_gpu(name, kind) for name in wanted)
+
+
+def _no_node(job: Job, any_node: bool) -> str:
+    wanted = job.spec.get("resources", {}).get("gpu") or ()
+    if wanted:
+        return f"waits for a node with {' or '.join(wanted)}: there is none now"
+    return "waits for a node: none is there" if not any_node else "waits for a node that it may run on"
+
+
+def _fixed_batch(desk: Desk, job: Job) -> int | None:
+    batch = desk.store.jobs.stages(job.id).get("batch")
+    return int(batch["batch"]) if batch is not None else None
+
+
+def _take_in(desk: Desk, job: Job, found: Admission | LazytrainError) -> None:
+    if isinstance(found, LazytrainError):
+        _reject(desk, job, found)
+        return
+    known = desk.store.jobs.stages(job.id).get(STAGE)
+    if known is not None:
+        before = Admission.model_validate(known)
+        found = found.model_copy(
+            update={"ways": {**before.ways, **found.ways}, "limits": {**before.limits, **found.limits}}
+        )
+    if not found.ways:
+        sentence = rejection_sentence(found.reasons, found.limits)
+        desk.move(job, JobState.REJECTED, "does_not_fit", sentence, outcome={"reasons": list(found.reasons)})
+        return
+    now = desk.clock()
+    desk.store.jobs.finish_stage(job, "batch", {"batch": found.batch, "steps": found.steps}, now, desk.lease)
+    desk.store.jobs.finish_stage(job, STAGE, found.model_dump(mode="json"), now, desk.lease, again=True)
+    if job.reason == "admission":
+        desk.tell(job, "planned", "is planned and waits for its turn")
+
+
+def _reject(desk: Desk, job: Job, error: LazytrainError) -> None:
+    reasons = [dict(reason) for reason in getattr(error, "reasons", ())]
+    sentence = f"{error.message}; {error.hint}" if error.hint else error.message
+    desk.move(job, JobState.REJECTED, error.code, sentence, outcome={**error.to_dict(), "reasons": reasons})

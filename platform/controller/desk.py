@@ -1,0 +1,78 @@
+"""What all parts of a step share: the store, the machines, the lease, and a few notes that a restart may lose."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...jobs.lifecycle import JobState
+from ..admission import Planner
+from ..cluster.runs import Look, Runner
+from ..store import Job, Lease, Move, Stale, Store
+from .ports import Clock, Config, Decide
+
+log = logging.getLogger(__name__)
+
+ACTIVE = (JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.RECOVERING)
+"""States in which something of a job may live on a node."""
+
+
+@dataclass
+class Notes:
+    """What one controller has noticed about runs; another one notices it again, so every wait stays bounded."""
+
+    since: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When something was first noticed about a claim."""
+    beats: dict[str, int] = field(default_factory=dict)
+    looks: dict[str, Look] = field(default_factory=dict)
+    killed: set[str] = field(default_factory=set)
+
+    def waited(self, claim: str, what: str, now: float) -> float:
+        """Seconds since ``what`` was first asked about here."""
+        return now - self.since.setdefault((claim, what), now)
+
+    def again(self, claim: str, what: str) -> None:
+        """``what`` is over; the next time counts from then."""
+        self.since.pop((claim, what), None)
+
+    def keep_only(self, claims: Iterable[str]) -> None:
+        """Forget all other claims."""
+        kept = set(claims)
+        self.since = {key: at for key, at in self.since.items() if key[0] in kept}
+        self.beats = {claim: beat for claim, beat in self.beats.items() if claim in kept}
+        self.looks = {claim: look for claim, look in self.looks.items() if claim in kept}
+        self.killed &= kept
+
+
+@dataclass
+class Desk:
+    """Given to every part of a step."""
+
+    store: Store
+    runner: Runner
+    planner: Planner
+    decide: Decide
+    config: Config
+    clock: Clock
+    lease: Lease
+    notes: Notes = field(default_factory=Notes)
+
+    def move(self, job: Job, to: JobState, reason: str, sentence: str, **changes: Any) -> Job:
+        """Change the job's state; Stale and Conflict as in `store`."""
+        return self.store.jobs.move(job, Move(to, reason, sentence), self.clock(), self.lease, **changes)
+
+    def tell(self, job: Job, reason: str, sentence: str) -> Job:
+        """Change only why the job is as it is."""
+        if (job.reason, job.sentence) == (reason, sentence):
+            return job
+        return self.store.jobs.annotate(job, self.clock(), self.lease, reason=reason, sentence=sentence)
+
+    def for_each(self, jobs: Iterable[Job], work: Callable[[Job], None]) -> None:
+        """Do ``work`` for each job; one that was changed meanwhile is left for the next step."""
+        for job in jobs:
+            try:
+                work(job)
+            except Stale as error:
+                log.info("left for the next step: %s", error)

@@ -1,0 +1,31 @@
+"""What the controller needs from outside, besides the store and the machines; tests give fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...schedulers.placement import Decisions, Question, Rules
+
+Clock = Callable[[], float]
+"""Unix seconds."""
+Decide = Callable[[Question], Decisions]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """How the controller runs; times are seconds."""
+
+    lease_s: float = 10.0
+    """Without a sign of life for this long, another controller takes over."""
+    start_timeout_s: float = 180.0
+    """From the start of a run to its first beat."""
+    beat_timeout_s: float = 120.0
+    """Without a beat for this long, a run that still exists is ended."""
+    lost_grace_s: float = 10.0
+    """How long a run that cannot be reached may take to leave word of its end."""
+    stop_timeout_s: float = 60.0
+    """How long a run that was asked to stop may take before it is killed."""
+    rules: Rules = field(default_factory=Rules)
+    mlflow_uri: str = ""
+    experiment: str = "lazytrain"

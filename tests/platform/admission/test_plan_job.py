@@ -1,0 +1,79 @@
+"""From a job file and the profiles of unlike nodes to the ways in which the job can run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazytrain.jobs.errors import DataError, ModelError
+from lazytrain.jobs.policy import Policy
+from lazytrain.jobs.spec import load_spec
+from lazytrain.platform.admission import AdmissionOrder
+from lazytrain.platform.admission.plan_job import plan_job
+from lazytrain.platform.demo.machine import base_profile
+from lazytrain.schedulers.hardware import HardwareProfile
+from lazytrain.schedulers.placement import Option
+
+GIB = 1 << 30
+
+
+def profile(kind: str, *, gpu: int = GIB, host: int = 8 * GIB, flops: float = 1e10) -> dict[str, Any]:
+    fields = {"kind": kind, "gpu_memory_bytes": gpu, "host_memory_bytes": host, "matmul_flops": {"float32": flops}}
+    return base_profile().model_copy(update=fields).model_dump(mode="json")
+
+
+def order(job: Path, tmp_path: Path, *settings: str, **fields: Any) -> AdmissionOrder:
+    rules = ("plan.nvme=null", "plan.planner=every_layer", "train.max_steps=5")
+    spec = load_spec(job, (*rules, *settings)).model_dump(mode="json")
+    profiles = fields.pop("profiles", {"big": profile("big")})
+    return AdmissionOrder(job="j-1", spec=spec, profiles=profiles, cache=str(tmp_path / "rows"), **fields)
+
+
+def test_a_way_for_each_kind_with_the_same_rows_a_step(tiny_job: Path, tmp_path: Path) -> None:
+    profiles = {"big": profile("big", flops=1e11), "small": profile("small", gpu=12 << 20)}
+    found = plan_job(order(tiny_job, tmp_path, profiles=profiles))
+    assert set(found.ways) == {"big", "small"}
+    policies = {kind: Policy.model_validate(way.policy) for kind, way in found.ways.items()}
+    assert {policy.micro_batch * policy.accumulation for policy in policies.values()} == {found.batch}
+    assert policies["small"].micro_batch < policies["big"].micro_batch
+    assert found.steps == 5
+    option = Option(**found.ways["big"].option)
+    assert option.work_tokens == 5 * found.batch * policies["big"].sequence_length
+    assert found.ways["small"].device["kind"] == "emulated"
+    assert found.ways["small"].device["memory_bytes"] == 12 << 20
+
+
+def test_a_fixed_batch_stays_and_less_memory_means_a_smaller_part_of_it(tiny_job: Path, tmp_path: Path) -> None:
+    profiles = {"small": profile("small", gpu=12 << 20)}
+    full = plan_job(order(tiny_job, tmp_path, "train.batch=64", profiles=profiles))
+    less = plan_job(order(tiny_job, tmp_path, profiles=profiles, batch=64, memory_share=0.6))
+    assert full.batch == less.batch == 64
+    assert less.ways["small"].policy["micro_batch"] < full.ways["small"].policy["micro_batch"]
+    assert less.ways["small"].device["memory_bytes"] == int(0.6 * (12 << 20))
+
+
+def test_what_fits_nowhere_says_what_is_short(tiny_job: Path, tmp_path: Path) -> None:
+    found = plan_job(order(tiny_job, tmp_path, "plan.host_memory=1MB"))
+    assert found.ways == {}
+    assert "of host memory, has" in found.limits["big"]
+    assert found.reasons[0]["resource"] == "host_memory"
+
+
+def test_one_kind_fits_and_the_other_says_why_not(tiny_job: Path, tmp_path: Path) -> None:
+    profiles = {"big": profile("big"), "tiny": profile("tiny", gpu=1 << 20)}
+    found = plan_job(order(tiny_job, tmp_path, profiles=profiles))
+    assert set(found.ways) == {"big"}
+    assert "of gpu memory, has" in found.limits["tiny"]
+
+
+def test_bad_rows_and_a_missing_model_are_found_before_anything_starts(tiny_job: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"nothing": 1}\n')
+    with pytest.raises(DataError):
+        plan_job(order(tiny_job, tmp_path, f"data.train.0.path={bad}"))
+    with pytest.raises(ModelError):
+        plan_job(order(tiny_job, tmp_path, f"model.path={tmp_path / 'none'}"))
+
+
+def test_the_profile_of_the_demo_is_one(tmp_path: Path) -> None:
+    assert HardwareProfile.model_validate(profile("x")).kind == "x"

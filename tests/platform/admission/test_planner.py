@@ -1,0 +1,86 @@
+"""Planning in another process: answers, errors as the ones they were, and a process that dies."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazytrain.jobs.errors import DataError, LazytrainError
+from lazytrain.platform.admission import Admission, AdmissionOrder
+from lazytrain.platform.admission.planner import PlannerProcess
+
+CHILD = """
+import json, os, sys
+for line in sys.stdin:
+    job = json.loads(line)["job"]
+    if job == "dies":
+        os._exit(9)
+    if job == "bad":
+        answer = {"error": {"code": "invalid_data", "message": "no usable row", "hint": "look", "field": ""}}
+    else:
+        answer = {"admission": {"batch": 8, "steps": 5, "ways": {}, "limits": {}}}
+    print(json.dumps({"job": job, **answer}), flush=True)
+"""
+
+
+@pytest.fixture
+def planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannerProcess]:
+    (tmp_path / "stand_in.py").write_text(CHILD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    made = PlannerProcess(tmp_path / "logs" / "planner.log", module="stand_in")
+    yield made
+    made.close()
+
+
+def order(job: str) -> AdmissionOrder:
+    return AdmissionOrder(job=job, spec={}, profiles={}, cache="")
+
+
+def gather(planner: PlannerProcess, count: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    wait_for(lambda: len(found.update(planner.results()) or found) >= count)  # type: ignore[func-returns-value]
+    return found
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_answers_and_errors(planner: PlannerProcess) -> None:
+    assert planner.results() == {}
+    for job in ("good", "bad", "good"):
+        planner.submit(order(job))
+    found = gather(planner, 2)
+    assert isinstance(found["good"], Admission)
+    assert isinstance(found["bad"], DataError)
+    assert (found["bad"].message, found["bad"].hint) == ("no usable row", "look")
+    assert planner.results() == {}
+    planner.submit(order("good"))  # once answered, it may be asked again
+    assert set(gather(planner, 1)) == {"good"}
+
+
+def test_an_order_that_kills_the_process_is_given_up_and_the_others_are_planned(planner: PlannerProcess) -> None:
+    for job in ("first", "dies", "later"):
+        planner.submit(order(job))
+    found = gather(planner, 3)
+    assert isinstance(found["dies"], LazytrainError)
+    assert "died" in found["dies"].message
+    assert isinstance(found["first"], Admission)
+    assert isinstance(found["later"], Admission)
+
+
+def test_the_process_does_not_outlive_the_controller(planner: PlannerProcess) -> None:
+    planner.submit(order("good"))
+    gather(planner, 1)
+    process = planner._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()  # which the kernel does when we die
+    assert process.wait(20) == 0
+    assert sys.executable in process.args  # type: ignore[operator]
