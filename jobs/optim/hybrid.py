@@ -13,6 +13,7 @@ from ..errors import CheckpointError, InputError
 from ..layout import Layout
 from .clipping import Clip, clip, squares
 from .native import choose
+from .pages import in_large_pages
 from .split import split
 from .unit import UnitOptimizer
 
@@ -101,12 +102,10 @@ class HybridAdamW(torch.optim.Optimizer):
         bits = self.state_bits if state_bits is None else state_bits
         if weights.dtype != torch.float32 or weights.shape != (layout.numel,):
             raise ValueError(f"weights must be flat float32 of {layout.numel:,} elements")
-        if not _is_half(dtype):
-            return self._build(layout, weights.clone(), None, bits, decay_all=False)
-        if self.master == "bf16_stochastic":
-            return self._build(layout, weights.to(dtype), None, bits, decay_all=False)
-        streamed = torch.empty(layout.numel, dtype=torch.bfloat16)
-        low = torch.empty(layout.numel, dtype=torch.int16)
+        streamed = in_large_pages(torch.empty(layout.numel, dtype=dtype))
+        if not _is_half(dtype) or self.master == "bf16_stochastic":
+            return self._build(layout, streamed.copy_(weights), None, bits, decay_all=False)
+        low = in_large_pages(torch.empty(layout.numel, dtype=torch.int16))
         split(weights.contiguous(), streamed, low)
         return self._build(layout, streamed, low, bits, decay_all=False)
 
