@@ -1,8 +1,8 @@
 """8-bit codes of optimizer states: small floats relative to the largest magnitude of their block.
 
-A code is a piece of the fp32 bit pattern of ``value / scale + zero``, a float between 2^-7 and 2: the low three exponent
-bits and the leading mantissa bits, so that a vector unit decodes it by a shift and a subtraction, without a table. The
-``zero`` that is added makes steps even near 0 and even in ratio far from it:
+A code is a piece of the fp32 bit pattern of ``value / scale + zero``, a float between 2^-7 and 2: the low three
+exponent bits and the leading mantissa bits, so that a vector unit decodes it by a shift and a subtraction, without a
+table. The ``zero`` that is added makes steps even near 0 and even in ratio far from it:
 
     MOMENTUM        m, signed        sign, 3 exponent and 4 mantissa bits    steps of 1/16 down to 2^-12 of the largest
     ROOT_VARIANCE   sqrt(v) >= 0     3 exponent and 5 mantissa bits          steps of 1/32 down to 2^-13 of the largest
@@ -30,8 +30,8 @@ trains from scratch, by block size (``tests/benchmarks/codes.py``, results besid
     m 4, v 5, nearest                  0.0442  0.0475  0.0513  0.0598
     bitsandbytes' tables, nearest      0.0450  0.0606  0.0788  0.0992
 
-One mantissa bit more leaves m only steps near 0 that are too wide for blocks whose gradients differ much, as those of an
-embedding do.
+One mantissa bit more leaves m only steps near 0 that are too wide for blocks whose gradients differ much, as those of
+an embedding do.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,9 @@ class UnitOptimizer:
         min_8bit_size: int,
         eight_bit_fraction: float = 1.0,
         decay_all: bool = False,
+        fp32_states: Sequence[str] = (),
+        no_decay: Sequence[str] = (),
+        path: str = "",
         kernel: Kernel | None = None,
     ) -> None:
         self.layout = layout
@@ -63,6 +66,9 @@ class UnitOptimizer:
             min_8bit_size=min_8bit_size,
             eight_bit_fraction=eight_bit_fraction,
             decay_all=decay_all,
+            fp32_states=fp32_states,
+            no_decay=no_decay,
+            path=path,
         )
         self._kernel = kernel
         self._states = _allocate(self._parts, block_size)

@@ -1,4 +1,4 @@
-"""A model of half a million parameters that learns the text of GSM8K's answers: real language, small enough for a core."""
+"""A model of half a million parameters that learns the text of GSM8K's answers: real language on one core."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
     python tests/benchmarks/quality.py [--quick] [--json] [--picture FILE] [--gsm8k TRAIN.JSONL] [--task NAME]
 
-Two tasks, each learnt from scratch: ``demo``, two-digit sums by the demo's model (a Qwen3 of a million parameters), and,
-given the rows of GSM8K's training set, ``gsm8k``, its answers by a Qwen3 of half a million. A seed decides the first
-weights and the order of the rows, the same for every optimizer. ``final`` is the loss on held-out rows, which training
-never shows (of the demo: number pairs that it never shows), after the last step. ``spread_fp32`` is the largest minus the smallest of the fp32 runs: 8 bits
-cost nothing that can be told from chance while their mean stays within it. All weights are fp32, so that nothing but
-the states differs. ``--picture`` draws the curves.
+Two tasks, each learnt from scratch: ``demo``, two-digit sums by the demo's model (a Qwen3 of a million parameters),
+and, given the rows of GSM8K's training set, ``gsm8k``, its answers by a Qwen3 of half a million. A seed decides the
+first weights and the order of the rows, the same for every optimizer. ``final`` is the loss on held-out rows, which
+training never shows (of the demo: number pairs that it never shows), after the last step. ``spread_fp32`` is the
+largest minus the smallest of the fp32 runs: 8 bits cost nothing that can be told from chance while their mean stays
+within it. All weights are fp32, so that nothing but the states differs. ``--picture`` draws the curves.
 """
 
 from __future__ import annotations
