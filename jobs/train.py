@@ -158,15 +158,11 @@ class _Run:
         self.total_steps = min(steps, self.spec.train.max_steps or steps)
 
     def _optimizer(self) -> HybridAdamW:
-        section = self.spec.optimizer
         return HybridAdamW(
             lr=self.spec.train.learning_rate,
-            betas=section.betas,
-            eps=section.eps,
             weight_decay=self.spec.train.weight_decay,
             max_grad_norm=self.spec.train.max_grad_norm,
-            state_bits=8 if section.name == "hybrid8bit" else 32,
-            master=section.master,
+            **self.spec.optimizer.arguments(),
         )
 
     # ---- the loop

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from ..layout import Layout, Segment
 
@@ -45,19 +46,24 @@ def cut(
     min_8bit_size: int,
     eight_bit_fraction: float = 1.0,
     decay_all: bool = False,
+    fp32_states: Sequence[str] = (),
+    no_decay: Sequence[str] = (),
+    path: str = "",
 ) -> tuple[Part, ...]:
     """The parts of a unit, in layout order; without ``decay_all`` only tensors of two or more dimensions decay.
 
-    Of a parameter that qualifies for 8 bits, at most ``eight_bit_fraction`` gets them: its first whole blocks.
+    Of a parameter that qualifies for 8 bits, at most ``eight_bit_fraction`` gets them: its first whole blocks. A name,
+    ``path`` before it, that fits one of the patterns of ``fp32_states`` gets none; one of ``no_decay`` no decay.
     """
     parts = []
     offsets = {True: 0, False: 0}
     scales = 0
     for segment in layout.segments:
-        decayed = decay_all or len(segment.shape) >= 2
-        small = 0
-        if is_quantised(segment.shape, segment.numel, state_bits=state_bits, min_8bit_size=min_8bit_size):
-            small = share(segment.numel, block_size, eight_bit_fraction)
+        name = f"{path}.{segment.name}" if path else segment.name
+        decayed = (decay_all or len(segment.shape) >= 2) and not _fits(name, no_decay)
+        quantised = is_quantised(segment.shape, segment.numel, state_bits=state_bits, min_8bit_size=min_8bit_size)
+        quantised = quantised and not _fits(name, fp32_states)
+        small = share(segment.numel, block_size, eight_bit_fraction) if quantised else 0
         shares = ((0, small, True), (small, segment.numel - small, False))
         for start, numel, quantised in (s for s in shares if s[1]):
             offset = offsets[quantised]
@@ -65,6 +71,10 @@ def cut(
             offsets[quantised] += numel
             scales += blocks(numel, block_size) if quantised else 0
     return tuple(parts)
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def share(numel: int, block_size: int, fraction: float) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from .blocks import Part, blocks, cut
 from .buffers import Buffers, Master
 from .codes import VERSION
 from .native import Kernel
+from .pages import in_large_pages
 from .split import join, split
 
 _WEIGHTS: dict[Master, str] = {"plain": "master", "split": "master.high", "stochastic": "weights"}
@@ -48,6 +49,9 @@ class UnitOptimizer:
         min_8bit_size: int,
         eight_bit_fraction: float = 1.0,
         decay_all: bool = False,
+        fp32_states: Sequence[str] = (),
+        no_decay: Sequence[str] = (),
+        path: str = "",
         kernel: Kernel | None = None,
     ) -> None:
         self.layout = layout
@@ -62,6 +66,9 @@ class UnitOptimizer:
             min_8bit_size=min_8bit_size,
             eight_bit_fraction=eight_bit_fraction,
             decay_all=decay_all,
+            fp32_states=fp32_states,
+            no_decay=no_decay,
+            path=path,
         )
         self._kernel = kernel
         self._states = _allocate(self._parts, block_size)
@@ -197,10 +204,10 @@ def _allocate(parts: tuple[Part, ...], block_size: int) -> dict[str, torch.Tenso
     scales = sum(blocks(numel, block_size) for numel in small)
     made = {}
     for name in ("m", "root_v") if small else ():
-        made[f"{name}.codes"] = torch.zeros(sum(small), dtype=torch.uint8)
+        made[f"{name}.codes"] = in_large_pages(torch.zeros(sum(small), dtype=torch.uint8))
         made[f"{name}.scales"] = torch.zeros(scales, dtype=torch.float32)
     for name in ("m", "v") if full else ():
-        made[name] = torch.zeros(full, dtype=torch.float32)
+        made[name] = in_large_pages(torch.zeros(full, dtype=torch.float32))
     return made
 
 

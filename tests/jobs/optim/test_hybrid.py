@@ -311,7 +311,18 @@ def test_a_group_may_keep_fp32_states() -> None:
     assert_same(states(resumed), states(optimizer))
 
 
-def test_a_unit_may_keep_fp32_states() -> None:
-    layout = Layout.of({"w": (64, 64)})
-    unit = HybridAdamW().unit(layout, torch.zeros(layout.numel), torch.bfloat16, state_bits=32)
-    assert {"m", "v"} < unit.state().keys()
+def test_named_tensors_keep_fp32_states_and_do_not_decay() -> None:
+    layout = Layout.of({"weight": (64, 64), "other": (64, 64)})
+    options: dict[str, Any] = {"fp32_states": ["*embed*.weight"], "no_decay": ["lm_head.*"], "weight_decay": 0.5}
+    optimizer = HybridAdamW(lr=0.1, **options)
+    for path, eight, decayed in (("model.embed_tokens", 4096, True), ("lm_head", 8192, False), ("", 8192, True)):
+        unit = optimizer.unit(layout, torch.ones(layout.numel), torch.bfloat16, path=path)
+        assert unit.state()["m.codes"].numel() == eight
+        assert ("m" in unit.state()) == (eight == 4096)
+        unit.update(torch.zeros(layout.numel), step=1, scale=1.0, lr=0.1)
+        assert unit.master()[0].item() == pytest.approx(0.95 if decayed else 1.0)
+
+
+def test_patterns_are_refused_where_parameters_have_no_names() -> None:
+    with pytest.raises(InputError, match="go by parameter names"):
+        HybridAdamW([torch.nn.Parameter(torch.ones(2))], fp32_states=["*"])

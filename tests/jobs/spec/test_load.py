@@ -254,3 +254,19 @@ def test_no_heavy_import() -> None:
 
 def test_yaml_is_plain(write) -> None:
     assert yaml.safe_load(load_spec(write(COMPLETE)).to_yaml())["train"]["epochs"] == 1
+
+
+def test_every_key_of_the_optimizer_reaches_the_optimizer() -> None:
+    """The section and the class have the same options, under the same names and with the same defaults."""
+    import inspect
+
+    from lazytrain.jobs.optim import HybridAdamW
+    from lazytrain.jobs.spec import Optimizer
+
+    elsewhere = {"params", "lr", "weight_decay", "max_grad_norm", "kernel"}
+    options = {n: p.default for n, p in inspect.signature(HybridAdamW).parameters.items() if n not in elsewhere}
+    assert Optimizer().arguments() == options
+    assert Optimizer(name="adamw").arguments()["state_bits"] == 32
+    changed = Optimizer(state_bits=32, master="bf16_stochastic", fp32_states=("*embed*",), threads=1)
+    made = HybridAdamW(**changed.arguments())
+    assert (made.state_bits, made.master, made.fp32_states, made.threads) == (32, "bf16_stochastic", ("*embed*",), 1)
