@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,25 @@ class AttemptFiles:
             path / "exit.json",
             path / "log.txt",
         )
+
+
+def secret_file(path: Path) -> str:
+    """The secret in the file, made on first use, for its owner only. Raises InputError if others may read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if path.stat().st_mode & 0o077:
+            raise InputError(f"others may read {path}", hint=f"chmod 600 {path}, or delete it for a new one") from None
+        return path.read_text(encoding="utf-8").strip()
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(secret := secrets.token_hex(32))
+    return secret
+
+
+def inside(path: Path, folder: Path) -> bool:
+    """Whether the path, with all symbolic links followed, lies in the folder."""
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:

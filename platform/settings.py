@@ -6,13 +6,21 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
 from ..jobs.errors import InputError
 
 PREFIX = "LAZYTRAIN_"
+
+
+def _split(value: object) -> object:
+    return tuple(word.strip() for word in value.split(",") if word.strip()) if isinstance(value, str) else value
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
+"""Several words in one variable, separated by commas."""
 
 
 class Settings(BaseModel):
@@ -21,7 +29,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     home: Path = Field(default_factory=lambda: Path.home() / ".lazytrain")
-    """Where logs and tokens are kept."""
+    """Where logs, tokens and the service's own files are kept."""
     nvme_dir: Path | None = None
     """Directory of the NVMe tier; without it a job must name one."""
     ray_auth: Literal["token", "disabled"] = "token"
@@ -36,6 +44,26 @@ class Settings(BaseModel):
     """Longest wait for a process on the cluster to start."""
     stop_timeout_s: float = Field(default=20.0, gt=0)
     """Longest wait for a training process to flush and leave after it was asked to."""
+    database: str = ""
+    """``sqlite:///PATH`` or ``postgresql://...`` of the service; by default a SQLite file in ``home``."""
+    api_host: str = "127.0.0.1"
+    """Address that the API listens on; another than a loopback one is for a reverse proxy with TLS in front of it."""
+    api_port: int = Field(default=8470, ge=0, le=65535)
+    """Port of the API."""
+    api_names: Words = ()
+    """Host names, separated by commas, under which a reverse proxy is reached."""
+    tls_cert: Path | None = None
+    """Certificate chain of the API, for an address that is no loopback one and has no proxy in front of it."""
+    tls_key: Path | None = None
+    """Private key that belongs to ``tls_cert``."""
+    requests_per_minute: int = Field(default=600, ge=1)
+    """Requests that one user may send to the API."""
+    roots: Words = ()
+    """Folders, separated by commas, below which submitted jobs may read and write; by default the home directory."""
+    trusted_models: Words = ()
+    """Models, separated by commas, whose own Python code may run when a job asks for it."""
+    mlflow_uri: str = ""
+    """Where runs of the service are logged; by default a SQLite file in ``home``."""
     host_reserve: ByteSize = Field(default=ByteSize(2**30), ge=0)
     """Host memory that no plan may use: the operating system and the processes beside the training process."""
 
@@ -51,6 +79,36 @@ class Settings(BaseModel):
             first = error.errors()[0]
             name = PREFIX + str(first["loc"][0]).upper()
             raise InputError(f"{name}={first['input']} is not valid: {first['msg']}") from error
+
+    @property
+    def database_url(self) -> str:
+        """The service's database."""
+        return self.database or f"sqlite:///{self.home.absolute() / 'lazytrain.db'}"
+
+    @property
+    def tracking_uri(self) -> str:
+        """The MLflow store."""
+        return self.mlflow_uri or f"sqlite:///{self.home.absolute() / 'mlflow.db'}"
+
+    @property
+    def allowed_roots(self) -> tuple[Path, ...]:
+        """Folders below which submitted jobs may read and write."""
+        return tuple(Path(root).expanduser().resolve() for root in self.roots) or (Path.home(), self.runs_dir)
+
+    @property
+    def runs_dir(self) -> Path:
+        """Where jobs that name no folder leave their results."""
+        return self.home.absolute() / "runs"
+
+    @property
+    def api_token_path(self) -> Path:
+        """File with the token of the API's first user, readable by its owner only."""
+        return self.home / "token"
+
+    @property
+    def api_url(self) -> str:
+        """Where the API of this machine answers."""
+        return f"http://{'127.0.0.1' if self.api_host in ('0.0.0.0', '::') else self.api_host}:{self.api_port}"
 
     @property
     def log_dir(self) -> Path:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ...jobs.data import Prepared, prepare
 from ...jobs.errors import DoesNotFit, OutOfTime
+from ...jobs.model_facts import ModelFacts
 from ...jobs.spec import JobSpec
 from ...jobs.units import format_bytes
 from ...schedulers.best_batch import BestBatch, Tried, best_batch
@@ -48,6 +50,7 @@ class _Job:
     spec: JobSpec
     order: AdmissionOrder
     data: Prepared
+    _known: dict[int, ModelFacts] = field(default_factory=dict)
 
     @property
     def batch(self) -> int | None:
@@ -55,10 +58,17 @@ class _Job:
         asked = self.spec.train.batch
         return self.order.batch or (None if asked == "auto" else int(asked))
 
-    @property
-    def source(self) -> ModelSource:
+    @cached_property
+    def _source(self) -> ModelSource:
         section = self.spec.model
         return find_model(section.path, trust_remote_code=section.trust_remote_code)
+
+    def _facts(self, rows: int) -> ModelFacts:
+        """Facts of the model at so many rows of the longest length; they are the same on every kind of node."""
+        if rows not in self._known:
+            length, dtype = self.data.train.longest, self.spec.model.dtype
+            self._known[rows] = facts_of(self._source, batch=rows, length=length, dtype=dtype)
+        return self._known[rows]
 
     def plan_all(
         self, profiles: Mapping[str, HardwareProfile]
@@ -85,10 +95,8 @@ class _Job:
         return found, refused
 
     def _best(self, profile: HardwareProfile, batch: int | None) -> BestBatch:
-        source = self.source
-        length, dtype = self.data.train.longest, self.spec.model.dtype
         return best_batch(
-            lambda rows: facts_of(source, batch=rows, length=length, dtype=dtype),
+            self._facts,
             profile,
             high=batch or max(1, min(_LARGEST_BATCH, len(self.data.train))),
             global_batch=batch,
@@ -116,11 +124,8 @@ class _Job:
         """The plan as what placement and the run need of it."""
         policy = tried.answer.policy
         assert policy is not None
-        facts = facts_of(
-            self.source, batch=tried.micro_batch, length=self.data.train.longest, dtype=self.spec.model.dtype
-        )
         tokens = float(self.steps(batch) * batch * self.data.train.longest)
-        asked = demand(policy, facts, tried.answer.predicted)
+        asked = demand(policy, self._facts(tried.micro_batch), tried.answer.predicted)
         return Way(
             option=asdict(option(asked, kind=kind, work_tokens=tokens, startup_s=_STARTUP_S)),
             policy=policy.model_dump(mode="json", by_alias=True),

@@ -6,7 +6,6 @@ import logging
 import os
 import platform
 import re
-import secrets
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import ray
 from ray._private import ray_constants
 
 from ...jobs.errors import LazytrainError, Unreachable
+from ..artifacts import secret_file
 from ..settings import Settings
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
@@ -152,20 +152,9 @@ def _variables(settings: Settings, cpus: int) -> dict[str, str | None]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     if settings.ray_auth == "token":
-        variables["RAY_AUTH_TOKEN_PATH"] = str(_token_file(settings.ray_token_path))
+        secret_file(settings.ray_token_path)
+        variables["RAY_AUTH_TOKEN_PATH"] = str(settings.ray_token_path)
     return variables
-
-
-def _token_file(path: Path) -> Path:
-    """The token's file, made on first use, readable by its owner only."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(32))
-    return path
 
 
 class _Environment:

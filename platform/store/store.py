@@ -14,6 +14,7 @@ class Store:
     """Opens a database and brings its tables up to date; safe to use from several processes and threads."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._database = Database(url)
         self.jobs = JobStore(self._database)
         self.nodes = NodeStore(self._database)

@@ -9,6 +9,7 @@ from lazytrain.jobs.errors import DataError, ModelError
 from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
 from lazytrain.platform.admission import AdmissionOrder
+from lazytrain.platform.admission import plan_job as plan_job_module
 from lazytrain.platform.admission.plan_job import plan_job
 from lazytrain.platform.demo.machine import base_profile
 from lazytrain.schedulers.hardware import HardwareProfile
@@ -23,15 +24,18 @@ def profile(kind: str, *, gpu: int = GIB, host: int = 8 * GIB, flops: float = 1e
 
 
 def order(job: Path, tmp_path: Path, *settings: str, **fields: Any) -> AdmissionOrder:
-    rules = ("plan.nvme=null", "plan.planner=every_layer", "train.max_steps=5")
+    rules = ("plan.nvme=null", "plan.planner=every_layer", "train.max_steps=5", "train.batch=8")
     spec = load_spec(job, (*rules, *settings)).model_dump(mode="json")
     profiles = fields.pop("profiles", {"big": profile("big")})
     return AdmissionOrder(job="j-1", spec=spec, profiles=profiles, cache=str(tmp_path / "rows"), **fields)
 
 
-def test_a_way_for_each_kind_with_the_same_rows_a_step(tiny_job: Path, tmp_path: Path) -> None:
-    profiles = {"big": profile("big", flops=1e11), "small": profile("small", gpu=12 << 20)}
-    found = plan_job(order(tiny_job, tmp_path, profiles=profiles))
+def test_a_way_for_each_kind_with_the_same_rows_a_step(
+    tiny_job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_job_module, "_LARGEST_BATCH", 16)
+    profiles = {"big": profile("big", flops=1e11), "small": profile("small", gpu=9 << 20)}
+    found = plan_job(order(tiny_job, tmp_path, "train.batch=auto", profiles=profiles))
     assert set(found.ways) == {"big", "small"}
     policies = {kind: Policy.model_validate(way.policy) for kind, way in found.ways.items()}
     assert {policy.micro_batch * policy.accumulation for policy in policies.values()} == {found.batch}
@@ -40,16 +44,16 @@ def test_a_way_for_each_kind_with_the_same_rows_a_step(tiny_job: Path, tmp_path:
     option = Option(**found.ways["big"].option)
     assert option.work_tokens == 5 * found.batch * policies["big"].sequence_length
     assert found.ways["small"].device["kind"] == "emulated"
-    assert found.ways["small"].device["memory_bytes"] == 12 << 20
+    assert found.ways["small"].device["memory_bytes"] == 9 << 20
 
 
 def test_a_fixed_batch_stays_and_less_memory_means_a_smaller_part_of_it(tiny_job: Path, tmp_path: Path) -> None:
-    profiles = {"small": profile("small", gpu=12 << 20)}
-    full = plan_job(order(tiny_job, tmp_path, "train.batch=64", profiles=profiles))
-    less = plan_job(order(tiny_job, tmp_path, profiles=profiles, batch=64, memory_share=0.6))
-    assert full.batch == less.batch == 64
+    profiles = {"small": profile("small", gpu=9 << 20)}
+    full = plan_job(order(tiny_job, tmp_path, "train.batch=16", profiles=profiles))
+    less = plan_job(order(tiny_job, tmp_path, profiles=profiles, batch=16, memory_share=0.6))
+    assert full.batch == less.batch == 16
     assert less.ways["small"].policy["micro_batch"] < full.ways["small"].policy["micro_batch"]
-    assert less.ways["small"].device["memory_bytes"] == int(0.6 * (12 << 20))
+    assert less.ways["small"].device["memory_bytes"] == int(0.6 * (9 << 20))
 
 
 def test_what_fits_nowhere_says_what_is_short(tiny_job: Path, tmp_path: Path) -> None:
