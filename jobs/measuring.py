@@ -130,8 +130,7 @@ def measure_head(model: PreTrainedModel, name: str, tokens: int) -> UnitFacts:
         kind="head",
         variety=type(module).__name__,
         parameters=sum(p.numel() for p in parameters),
-        weight_bytes=Layout.of({n: tuple(p.shape) for n, p in module.named_parameters()}).numel
-        * parameters[0].element_size(),
+        weight_bytes=layout.numel * parameters[0].element_size(),
         forward_flops=float(flops.get_total_flops() * tokens),
         output_bytes=0,
         saved_bytes=0,
