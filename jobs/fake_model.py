@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,9 +27,39 @@ def config_of(source: PreTrainedModel | PretrainedConfig | dict[str, Any]) -> Pr
         raise ModelError(f"not a known model configuration: {error}", hint="it needs a model_type") from error
 
 
-def build(config: PretrainedConfig, dtype: torch.dtype, kind: Any) -> PreTrainedModel:
-    """The model of a configuration, of the class ``kind`` if that is a model class. Raises ModelError."""
-    make = kind._from_config if issubclass(kind, PreTrainedModel) else AutoModelForCausalLM.from_config
+def build(source: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """The model that a model, a configuration or a configuration dict describes, in training mode. Raises ModelError.
+
+    Of a model, what is frozen is frozen, and what was put into it (adapters) is there.
+    """
+    config = config_of(source)
+    if not isinstance(source, PreTrainedModel):
+        return _build(config, dtype, AutoModelForCausalLM.from_config)
+    model = _build(config, dtype, type(source)._from_config)
+    if _shapes(model) != _shapes(source):
+        return _copy(source, dtype)
+    for name, parameter in source.named_parameters():
+        model.get_parameter(name).requires_grad_(parameter.requires_grad)
+    return model
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def _copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The same modules with fake parameters and buffers."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        made = torch.empty(parameter.shape, dtype=dtype)
+        memo[id(parameter)] = nn.Parameter(made, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
+    copied: PreTrainedModel = copy.deepcopy(model, memo)
+    return copied.train()
+
+
+def _build(config: PretrainedConfig, dtype: torch.dtype, make: Callable[..., Any]) -> PreTrainedModel:
     try:
         try:
             model: PreTrainedModel = make(config, dtype=dtype)

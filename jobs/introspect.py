@@ -20,8 +20,7 @@ from .effects import Places, apply, has_containers, unit_call
 from .errors import ModelError
 from .fake_model import build, check_positions, config_of, refusing, text_batch
 from .head_loss import Logits, forward_in_chunks
-from .layout import Layout
-from .measuring import Measured, bytes_of, measure, measure_head, untracked, variety_of
+from .measuring import Measured, bytes_of, measure, measure_head, untracked, variety_of, weights_of
 from .memory import StorageTracker
 from .model_facts import ModelFacts, UnitFacts, UnitKind
 from .replay import Call
@@ -44,7 +43,7 @@ def model_facts(
     config = config_of(model_or_config)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     with FakeTensorMode(), torch.no_grad(), refusing(config, micro_batch, sequence_length):
-        model = build(config, torch_dtype, type(model_or_config))
+        model = build(model_or_config, torch_dtype)
         check_positions(model, sequence_length)
         structure = find_structure(model, lambda: model(**text_batch(2, min(8, sequence_length))))
         trace = _Trace(model, structure)
@@ -160,14 +159,11 @@ class _Trace:
         return list(own_parameters(module, self.structure.loose).values())
 
     def _loose_facts(self) -> UnitFacts:
-        loose = self.structure.loose
-        layout = Layout.of({name: tuple(p.shape) for name, p in loose.items()})
         return UnitFacts(
             name=LOOSE,
             kind="before",
             variety=LOOSE,
-            parameters=sum(p.numel() for p in loose.values()),
-            weight_bytes=layout.numel * next(iter(loose.values())).element_size(),
+            **weights_of(list(self.structure.loose.values())),
             forward_flops=0.0,
             output_bytes=0,
             saved_bytes=0,
@@ -217,7 +213,7 @@ class _Trace:
     _inside = False
 
     def _measured_once(self, name: str, module: nn.Module, call: Call) -> Measured:
-        shapes = tuple((n, tuple(p.shape)) for n, p in module.named_parameters())
+        shapes = tuple((n, tuple(p.shape), p.requires_grad) for n, p in module.named_parameters())
         inputs = tuple((tuple(t.shape), t.dtype) for t in call.tensors())
         key = (variety_of(module), shapes, inputs, name if has_containers(call) else "")
         if key not in self._known:

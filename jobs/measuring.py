@@ -7,7 +7,7 @@ a real CPU run), saved-tensor hooks what autograd keeps, a FLOP counter the work
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +56,6 @@ def variety_of(module: nn.Module) -> str:
 
 def measure(name: str, variety: str, parameters: list[nn.Parameter], call: Call) -> Measured:
     """Facts of one call of a unit with these parameters."""
-    layout = Layout.of({str(i): tuple(p.shape) for i, p in enumerate(parameters)})
     output, forward_peak, flops, products = _measure_forward(call)
     outputs = output_tensors(output)
     saved = _measure_saved(call, parameters)
@@ -65,8 +64,7 @@ def measure(name: str, variety: str, parameters: list[nn.Parameter], call: Call)
         name=name,
         kind="layer",  # until the order of all is known
         variety=variety,
-        parameters=sum(p.numel() for p in parameters),
-        weight_bytes=layout.numel * parameters[0].element_size(),
+        **weights_of(parameters),
         forward_flops=float(flops),
         output_bytes=output_bytes,
         saved_bytes=saved,
@@ -113,7 +111,6 @@ def measure_head(model: PreTrainedModel, name: str, tokens: int) -> UnitFacts:
     """A head whose loss is made in chunks."""
     module = model.get_submodule(path_of(name))
     parameters = list(module.parameters())
-    layout = Layout.of({name: tuple(p.shape) for name, p in module.named_parameters()})
     vocabulary, hidden = parameters[0].shape
     logits = Logits(model, model.forward, vocabulary)
     measured = min(tokens, 2 * chunk_tokens(vocabulary))  # the peak of two chunks is that of any number
@@ -124,13 +121,12 @@ def measure_head(model: PreTrainedModel, name: str, tokens: int) -> UnitFacts:
         _, state_gradient, found = loss_with_gradients(logits, states, rows, targets, 1.0, parameters)
     with torch.no_grad(), flops:
         logits(states[:1])
-    given_back = bytes_of(state_gradient) + sum(map(bytes_of, found))
+    given_back = bytes_of(state_gradient) + sum(bytes_of(gradient) for gradient in found if gradient is not None)
     return UnitFacts(
         name=name,
         kind="head",
         variety=type(module).__name__,
-        parameters=sum(p.numel() for p in parameters),
-        weight_bytes=layout.numel * parameters[0].element_size(),
+        **weights_of(parameters),
         forward_flops=float(flops.get_total_flops() * tokens),
         output_bytes=0,
         saved_bytes=0,
@@ -184,6 +180,22 @@ _FLOP_FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention_flops,
     torch.ops.aten._grouped_mm: _grouped_flops,
 }
+
+
+def weights_of(parameters: Sequence[nn.Parameter]) -> dict[str, int]:
+    """The fields of a unit's facts that its parameters give."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    return {
+        "parameters": sum(p.numel() for p in parameters),
+        "frozen_parameters": sum(p.numel() for p in frozen),
+        "weight_bytes": _flat_bytes(parameters),
+        "frozen_bytes": _flat_bytes(frozen),
+    }
+
+
+def _flat_bytes(parameters: Sequence[nn.Parameter]) -> int:
+    layout = Layout.of({str(i): tuple(p.shape) for i, p in enumerate(parameters)})
+    return layout.numel * (parameters[0].element_size() if parameters else 0)
 
 
 def bytes_of(tensor: torch.Tensor) -> int:

@@ -144,7 +144,7 @@ class Streamed:
             .clone()
             for unit in self._engine.units
             if unit.gradient is not None
-            for segment in unit.layout.segments
+            for segment in unit.learning.segments
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -139,7 +139,7 @@ class Transfers:
         """The master's own buffer for its first gradient, the next staging buffer for those that are added to it."""
         addition, staged = op.id.replace("gradient.", "accumulate.", 1), self.in_flight.staged
         if addition in self._adds:
-            staged[addition] = self._staging[len(staged) % len(self._staging)][: owner.layout.numel]
+            staged[addition] = self._staging[len(staged) % len(self._staging)][: owner.learning.numel]
             return staged[addition]
         assert owner.gradient is not None
         return owner.gradient

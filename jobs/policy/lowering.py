@@ -65,7 +65,7 @@ class _Lowering:
         self.first, self.layers, self.head = len(facts.before), len(facts.layers), len(self.units) - 1
         by_name = {unit.name: i for i, unit in enumerate(self.units)}
         self.owner = [by_name.get(unit.shares_weights_with, i) for i, unit in enumerate(self.units)]
-        self.owned = [u for u in range(len(self.units)) if self.owner[u] == u]
+        self.learning = [u for u, unit in enumerate(self.units) if self.owner[u] == u and unit.gradient_bytes]
         self.training = False
         self.computes: list[_Compute] = []
         self.position: dict[str, int] = {}
@@ -187,7 +187,8 @@ class _Lowering:
     def _load(self, compute: _Compute, *, freed_at: int) -> str:
         """Load weights as soon as the compute operation at ``freed_at`` leaves its buffer."""
         label = self.labels[compute.unit]
-        after = [f"update.{self.labels[self.owner[compute.unit]]}"] if self.training else []
+        owner = self.owner[compute.unit]
+        after = [f"update.{self.labels[owner]}"] if self.training and self.units[owner].gradient_bytes else []
         if freed_at >= 0:
             after.append(self.computes[freed_at].id)
         name = f"load.{label}{_LOAD_PHASE[compute.kind]}@{compute.micro}"
@@ -266,7 +267,9 @@ class _Lowering:
 
     def _place_gradient(self, position: int, compute: _Compute) -> None:
         """Copy a unit's gradient out; all but the first that a master gets are added to what is there."""
-        owner, size = self.owner[compute.unit], self.units[compute.unit].weight_bytes
+        owner, size = self.owner[compute.unit], self.units[compute.unit].gradient_bytes
+        if not size:
+            return  # all of it is frozen
         adds = bool(self.issued[f"into.{owner}"])
         after = [compute.id]
         if adds and len(self.issued["accumulate"]) >= GRADIENT_STAGING:
@@ -282,9 +285,9 @@ class _Lowering:
         """Sum the squares of each master's gradient right after its last contribution has landed."""
         if not self.training:
             return
-        for owner in sorted(self.owned, key=lambda u: self.placed_at[self.issued[f"into.{u}"][-1]]):
+        for owner in sorted(self.learning, key=lambda u: self.placed_at[self.issued[f"into.{u}"][-1]]):
             landed = self.issued[f"into.{owner}"][-1]
-            size = self.units[owner].weight_bytes
+            size = self.units[owner].gradient_bytes
             norm = Op(f"norm.{self.labels[owner]}", "norm", "cpu", owner, self.computes[-1].micro, size, (landed,))
             self._issue(self.placed_at[landed], norm)
 
@@ -370,7 +373,8 @@ class _Lowering:
         if not self.training:
             return []
         return [
-            Op(f"update.{self.labels[u]}", "update", "cpu", u, bytes=self.units[u].weight_bytes) for u in self.owned
+            Op(f"update.{self.labels[u]}", "update", "cpu", u, bytes=self.units[u].gradient_bytes)
+            for u in self.learning
         ]
 
     def _in_order(self) -> list[Op]:
