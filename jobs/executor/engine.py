@@ -43,16 +43,22 @@ class Engine:
         self.facts, self.policy, self.units, self.device, self.optimizer = facts, policy, units, device, optimizer
         self.nvme_directory = nvme_directory
         self.accumulation = policy.accumulation
+        self.open_ended = False
+        """Whether nobody says how many micro-batches a step has: then each is a program of its own."""
+        self.on_gradients: Callable[[], None] | None = None
+        """Called when a backward has ended and with it, as far as is known, the step's gradients."""
         names = [unit.name for unit in units]
         owner = [names.index(u.shares_weights_with or u.name) for u in facts.units]
         self.first_layer, self.head = len(facts.before), len(units) - 1
         self._forward_program = lower_forward(facts, weight_slots=policy.weight_slots)
-        self._programs: dict[int, Program] = {}
+        self._programs: dict[tuple[int, bool], Program] = {}
         self._activations: dict[int, ActivationStore] = {}
         self._weights = DeviceWeights(facts, policy, units, device)
         self._transfers = Transfers(units, owner, self._weights, device, optimizer)
         self._interpreter = Interpreter(self._forward_program, names, device, self._transfers, self._recompute)
         self._updates: dict[str, Event] = {}
+        self._updating: tuple[Op, ...] = ()  # the operations of the step's first program
+        self._has_gradients = False  # of a step that was not taken
         self._last_output = 0  # address of what the unit before returned
 
     # ---- ticks: called by the stand-ins
@@ -61,6 +67,11 @@ class Engine:
         """Which of a module's units, one for each time it is called, is meant by its next call."""
         op = self._interpreter.upcoming()
         return op.unit if op is not None and op.unit in units else units[0]
+
+    def head_is_next(self) -> bool:
+        """Whether the base model has run and the head has not."""
+        op = self._interpreter.upcoming()
+        return op is not None and op.unit == self.head and op.kind in ("forward", "loss")
 
     def infer(self, unit: int, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a unit without gradients."""
@@ -132,6 +143,8 @@ class Engine:
         """Autograd is done: units that it did not come to have no gradient."""
         with self._ticking():
             self._pass_over(-1)
+        if self.on_gradients is not None and self._gradients_are_complete():
+            self.on_gradients()
 
     def _pass_over(self, unit: int) -> None:
         """Do the backward of every unit before ``unit`` that autograd left out: the loss does not depend on them."""
@@ -190,23 +203,36 @@ class Engine:
 
     # ---- the step as a whole
 
-    def finish_step(self) -> Any:
-        """What clipping decided, when the last gradient has arrived. Raises ProgramError before that."""
-        run = self._interpreter
-        if not run.at_end or not run.has_run("clip"):
+    def gradient_squares(self) -> float:
+        """Sum of the squares of all gradients, when the last has arrived. Raises ProgramError before that."""
+        if not self._gradients_are_complete():
             raise ProgramError(
-                f"step() came before the backward of all {self.accumulation} micro-batches ended",
+                f"step() came before the backward of all {self._micro_batches} micro-batches ended",
                 hint="run forward and backward of every micro-batch of the step first",
             )
-        run.wait_for("clip")
-        run.forget_events()
-        assert self.optimizer is not None, "a step is only taken with an optimizer"
+        self._interpreter.wait_for("clip")
         squares = self._in_flight.squares
-        return self.optimizer.clip(sum(squares[unit] for unit in sorted(squares)))
+        return sum(squares[unit] for unit in sorted(squares))
+
+    def finish_step(self, scale: float = 1.0) -> Any:
+        """What clipping decided for ``scale`` x the gradients. Raises ProgramError before they are complete."""
+        squares = self.gradient_squares()
+        self._interpreter.forget_events()
+        self._has_gradients = False
+        assert self.optimizer is not None, "a step is only taken with an optimizer"
+        return self.optimizer.clip(scale**2 * squares)
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of a step that was not taken."""
+        if self._has_gradients:
+            self.abandon()
+
+    def _gradients_are_complete(self) -> bool:
+        return self._interpreter.at_end and self._interpreter.has_run("clip")
 
     def start_updates(self, update: PendingUpdate) -> None:
         """Update every unit on the ``cpu`` stream, in the order in which the next forward needs them."""
-        for op in self._interpreter.program.ops:
+        for op in self._updating:
             if op.kind == "update":
                 work = self._transfers.update(op, update)
                 self._updates[op.id] = self._interpreter.submit(op, work, op.bytes, ())
@@ -227,6 +253,7 @@ class Engine:
             store.clear()
         self._transfers.begin()
         self._interpreter.reset(self._forward_program)
+        self._has_gradients = False
 
     def close(self) -> None:
         """Give up what is under way and free everything but the weights."""
@@ -255,15 +282,33 @@ class Engine:
     # ---- beginning a program
 
     def _begin_step(self) -> None:
-        if self.accumulation not in self._programs:
-            program = lower(self.policy, self.facts, accumulation=self.accumulation)
-            for store in self._activations.values():
-                store.close()
-            self._programs = {self.accumulation: program}
-            self._activations = {self.accumulation: ActivationStore(program, self.device, self.nvme_directory)}
-            self._transfers.allocate_gradients(program)
-        self._transfers.store = self._activations[self.accumulation]
-        self._begin(self._programs[self.accumulation])
+        adding = self.open_ended and self._has_gradients
+        if adding:
+            self.wait_for_gradients()
+        program = self._program(adding)
+        if not adding:
+            self._updating = program.ops
+        self._transfers.allocate_gradients(program)
+        self._transfers.store = self._activations[self._micro_batches]
+        self._begin(program)
+        self._has_gradients = True
+
+    @property
+    def _micro_batches(self) -> int:
+        """Micro-batches of a program."""
+        return 1 if self.open_ended else self.accumulation
+
+    def _program(self, adding: bool) -> Program:
+        count = self._micro_batches
+        if (count, adding) not in self._programs:
+            program = lower(self.policy, self.facts, accumulation=count, adding=adding)
+            if count not in self._activations:
+                for store in self._activations.values():
+                    store.close()
+                self._activations = {count: ActivationStore(program, self.device, self.nvme_directory)}
+                self._programs.clear()
+            self._programs[count, adding] = program
+        return self._programs[count, adding]
 
     def _begin(self, program: Program) -> None:
         self._transfers.begin()

@@ -71,13 +71,14 @@ class Transfers:
         self._weights.clear()
 
     def allocate_gradients(self, program: Program) -> None:
-        """Host memory for the gradients of a training program."""
-        contributions = Counter(self._owner[op.unit] for op in program.ops if op.kind == "gradient")
-        for unit, count in contributions.items():
-            self._units[unit].gradient_buffer(self._device, count)
-        staging = [buffer for buffer in program.buffers if buffer.name.startswith("gradient_staging.")]
+        """Host memory for the gradients of the training program that is about to begin."""
+        terms = Counter(self._owner[op.unit] for op in program.ops if op.kind in ("gradient", "accumulate"))
+        for unit, count in terms.items():
+            self._units[unit].gradient_buffer(self._device, adds=count > 1)
+        sizes = [buffer.bytes for buffer in program.buffers if buffer.name.startswith("gradient_staging.")]
         dtype = self._units[0].dtype
-        self._staging = [self._device.host_empty(b.bytes // dtype.itemsize, dtype) for b in staging]
+        if sizes != [buffer.nbytes for buffer in self._staging]:
+            self._staging = [self._device.host_empty(size // dtype.itemsize, dtype) for size in sizes]
         self._adds = frozenset(op.id for op in program.ops if op.kind == "accumulate")
 
     @property

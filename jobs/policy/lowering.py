@@ -26,13 +26,15 @@ HEAD_AHEAD = 3
 _LOAD_PHASE = {"forward": "", "loss": "", "recompute": ".r", "backward": ".b"}
 
 
-def lower(policy: Policy, facts: ModelFacts, *, accumulation: int | None = None) -> Program:
+def lower(policy: Policy, facts: ModelFacts, *, accumulation: int | None = None, adding: bool = False) -> Program:
     """The program of one training step. Raises ProgramError for a policy made for other facts.
 
-    ``accumulation`` overrides the policy's number of micro-batches (the last step of an epoch may have fewer).
+    ``accumulation`` overrides the policy's number of micro-batches (the last step of an epoch may have fewer). With
+    ``adding`` it goes on with a step whose earlier micro-batches were another program: nothing is updated before it,
+    and every gradient is added to what is there.
     """
     policy.check(facts)
-    lowering = _Lowering(policy, facts)
+    lowering = _Lowering(policy, facts, adding=adding)
     for micro in range(accumulation or policy.accumulation):
         lowering.add_micro_batch(micro)
     return lowering.finish()
@@ -59,8 +61,8 @@ class _Compute:
 
 
 class _Lowering:
-    def __init__(self, policy: Policy, facts: ModelFacts) -> None:
-        self.policy, self.facts, self.units = policy, facts, facts.units
+    def __init__(self, policy: Policy, facts: ModelFacts, *, adding: bool = False) -> None:
+        self.policy, self.facts, self.units, self.adding = policy, facts, facts.units, adding
         self.labels = unit_labels(tuple(u.kind for u in self.units), tuple(u.name for u in self.units))
         self.first, self.layers, self.head = len(facts.before), len(facts.layers), len(self.units) - 1
         by_name = {unit.name: i for i, unit in enumerate(self.units)}
@@ -188,7 +190,8 @@ class _Lowering:
         """Load weights as soon as the compute operation at ``freed_at`` leaves its buffer."""
         label = self.labels[compute.unit]
         owner = self.owner[compute.unit]
-        after = [f"update.{self.labels[owner]}"] if self.training and self.units[owner].gradient_bytes else []
+        updated = self.training and not self.adding and self.units[owner].gradient_bytes
+        after = [f"update.{self.labels[owner]}"] if updated else []
         if freed_at >= 0:
             after.append(self.computes[freed_at].id)
         name = f"load.{label}{_LOAD_PHASE[compute.kind]}@{compute.micro}"
@@ -270,7 +273,7 @@ class _Lowering:
         owner, size = self.owner[compute.unit], self.units[compute.unit].gradient_bytes
         if not size:
             return  # all of it is frozen
-        adds = bool(self.issued[f"into.{owner}"])
+        adds = self.adding or bool(self.issued[f"into.{owner}"])
         after = [compute.id]
         if adds and len(self.issued["accumulate"]) >= GRADIENT_STAGING:
             after.append(self.issued["accumulate"][-GRADIENT_STAGING])
@@ -370,7 +373,7 @@ class _Lowering:
 
     def _updates(self) -> list[Op]:
         """Apply the gradients of the step before, in the order in which the forward pass needs the weights."""
-        if not self.training:
+        if not self.training or self.adding:
             return []
         return [
             Op(f"update.{self.labels[u]}", "update", "cpu", u, bytes=self.units[u].gradient_bytes)

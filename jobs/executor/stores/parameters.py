@@ -49,6 +49,8 @@ class Optimizer(Protocol):
     """Makes the optimizer of each unit, and clips."""
 
     lr: float
+    param_groups: list[dict[str, Any]]
+    """One group, with the options of every update."""
 
     def unit(self, layout: Layout, weights: torch.Tensor, dtype: torch.dtype) -> UnitOptimizer:
         """Take over a unit's flat float32 weights."""
@@ -156,11 +158,16 @@ class HostUnit:
         weights = optimizer.unit(self.learning, flat[:learning], self.dtype)
         return weights if learning == self.layout.numel else PartlyFrozen(weights, flat[learning:])
 
-    def gradient_buffer(self, device: Device, contributions: int) -> torch.Tensor:
-        """The host's gradient: float32 where several contributions are added up, the compute dtype otherwise."""
-        dtype = torch.float32 if contributions > 1 else self.dtype
-        if self.gradient is None or self.gradient.dtype != dtype:
-            self.gradient = device.host_empty(self.learning.numel, dtype).zero_()
+    def gradient_buffer(self, device: Device, *, adds: bool) -> torch.Tensor:
+        """The host's gradient: float32 once several contributions are added up, the compute dtype before.
+
+        What is there stays there.
+        """
+        before, dtype = self.gradient, torch.float32 if adds else self.dtype
+        if before is None or (adds and before.dtype != dtype):
+            self.gradient = device.host_empty(self.learning.numel, dtype)
+            self.gradient.zero_() if before is None else self.gradient.copy_(before)
+        assert self.gradient is not None
         return self.gradient
 
     def bind(self, flat: torch.Tensor) -> None:
