@@ -17,6 +17,7 @@ from ..errors import ProgramError
 from ..head_loss import Logits, loss_only, loss_with_gradients, supervised
 from ..model_facts import ModelFacts
 from ..policy import Op, Policy, Program, lower, lower_forward
+from ..policy.order import micro_batches
 from ..replay import Call, RngState, output_tensors
 from .devices import Device, Event
 from .internals import Graph, Internals, Products
@@ -301,7 +302,7 @@ class Engine:
     def _program(self, adding: bool) -> Program:
         count = self._micro_batches
         if (count, adding) not in self._programs:
-            program = lower(self.policy, self.facts, accumulation=count, adding=adding)
+            program = lower(self.policy, self.facts, order=micro_batches(count), gradients=adding)
             if count not in self._activations:
                 for store in self._activations.values():
                     store.close()

@@ -29,7 +29,7 @@ class Interpreter:
         transfers: Transfers,
         recompute: Callable[[Op], None],
     ) -> None:
-        """``names`` are the units', for messages; ``recompute`` does a compute operation that the model does not drive."""
+        """``names`` are the units', for messages; ``recompute`` does the compute that the model does not drive."""
         self._names, self._device, self._transfers, self._run_recompute = names, device, transfers, recompute
         self.stall_s: dict[str, float] = defaultdict(float)
         self.moved_bytes: Counter[str] = Counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -29,7 +30,7 @@ class DeviceWeights:
 
     def clear(self) -> None:
         """Forget what lies outside the slots (a step begins or was given up)."""
-        self._own: dict[str, torch.Tensor] = {}  # by the operation that loaded it
+        self._own: dict[int, deque[torch.Tensor]] = defaultdict(deque)  # by unit, in the order of its uses
         self._waiting: torch.Tensor | None = None  # the head's, for a backward that the engine does not do
 
     def close(self) -> None:
@@ -41,8 +42,8 @@ class DeviceWeights:
         """Where a load puts its weights: its slot, or memory of its own."""
         if op.slot >= 0:
             return self._slots[op.slot][:numel]
-        self._own[op.id] = self._device.empty(numel, dtype)
-        return self._own[op.id]
+        self._own[op.unit].append(self._device.empty(numel, dtype))
+        return self._own[op.unit][-1]
 
     def keep_for_head(self, flat: torch.Tensor | None) -> None:
         """Hold the head's weights until its backward (or, with None, no longer)."""
@@ -66,4 +67,4 @@ class DeviceWeights:
             flat, self._waiting = self._waiting, None
             assert flat is not None, "the loss has loaded them"
             return flat
-        return self._own.pop(next(name for name in op.after if name.startswith("load.")))
+        return self._own[op.unit].popleft()
