@@ -111,7 +111,7 @@ def _tried(directory: Path) -> str:
 
 def _direct_problem(path: Path) -> str:
     """Write and read one block."""
-    written, read = page_aligned(aligned(1)).random_(), page_aligned(aligned(1))
+    written, read = page_aligned(aligned(1)).random_(generator=torch.Generator()), page_aligned(aligned(1))
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_DIRECT)
     except OSError as error:
