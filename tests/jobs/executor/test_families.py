@@ -30,6 +30,8 @@ KINDS = {
     "mllama": "layers that only images reach",
     "phimoe": "a router that draws random numbers",
     "gpt2": "dropout, tied head",
+    "doge": "attention whose mask learns",
+    "deepseek_v3": "latent attention, shared experts",
 }
 
 
