@@ -46,13 +46,14 @@ class StreamedUnit(torch.autograd.Function):
         ctx.engine, ctx.unit, ctx.call = engine, unit, call
         ctx.set_materialize_grads(False)
         outputs = arranged.take(engine.forward_whole(call) if unit == engine.head else engine.forward(unit, call))
+        ctx.turn = engine.turn
         ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         _at_the_end(ctx.engine.end_backward)
-        return (None, None, None, None, None, *ctx.engine.backward(ctx.unit, ctx.call, gradients))
+        return (None, None, None, None, None, *ctx.engine.backward(ctx.unit, ctx.turn, ctx.call, gradients))
 
 
 class StreamedLoss(torch.autograd.Function):
@@ -64,12 +65,13 @@ class StreamedLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.engine = engine
         loss, ctx.state_gradient = engine.loss(logits, states, labels, normaliser)
+        ctx.turn = engine.turn
         return loss
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         _at_the_end(ctx.engine.end_backward)
-        state_gradient = ctx.engine.loss_backward(ctx.state_gradient, gradients[0])
+        state_gradient = ctx.engine.loss_backward(ctx.turn, ctx.state_gradient, gradients[0])
         ctx.state_gradient = None
         return None, None, state_gradient, None, None
 

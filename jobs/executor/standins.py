@@ -159,6 +159,7 @@ class StandIns:
             kwargs["use_cache"] = False
             self._check_learning()
         self._entered = True
+        self.engine.enter_model()
         try:
             with self.engine.device.counting(), _no_writes_into_outputs(), self._with_loose():
                 yield args, kwargs

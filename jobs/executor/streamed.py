@@ -24,6 +24,7 @@ from .model_state import ModelState
 from .patches import Patches, inner_model, patch_methods
 from .standins import StandIns
 from .stores import HostUnit, Optimizer
+from .stores.nvme import NvmeFile
 from .trainers import TrainerOptimizer
 from .transfers import PendingUpdate
 
@@ -58,9 +59,9 @@ def stream(
 
     ``streamed.model`` is the same object: ``model(**batch).loss.backward()`` and ``model.generate(...)`` work.
     The model may be one of ``transformers`` or of ``peft``. Parameters that are frozen now are streamed, and do not
-    learn. Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where boundaries on NVMe go
-    (the system's temporary directory by default). Raises ProgramError if the policy was made for another model or
-    batch, ModelError for what is no model of ``transformers``.
+    learn. Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where everything with a home
+    on NVMe goes (the system's temporary directory by default). Raises ProgramError if the policy was made for another
+    model or batch, ModelError for what is no model of ``transformers``.
     """
     inner = inner_model(model)
     facts = facts or model_facts(
@@ -71,14 +72,24 @@ def stream(
     )
     policy.check(facts)
     opened = open_device(device)
-    units = _host_units(inner, facts, getattr(torch, facts.dtype), optimizer, opened)
-    engine = Engine(facts, policy, units, opened, optimizer, Path(nvme_directory or tempfile.gettempdir()))
-    return Streamed(model, engine, opened, optimizer)
+    directory = Path(nvme_directory or tempfile.gettempdir())
+    states = NvmeFile(directory) if optimizer is not None and policy.optimizer_home == "nvme" else None
+    units = _host_units(inner, facts, policy, optimizer, opened, states)
+    engine = Engine(facts, policy, units, opened, optimizer, directory)
+    return Streamed(model, engine, opened, optimizer, states)
 
 
 def _host_units(
-    model: PreTrainedModel, facts: ModelFacts, dtype: torch.dtype, optimizer: Optimizer | None, device: Device
+    model: PreTrainedModel,
+    facts: ModelFacts,
+    policy: Policy,
+    optimizer: Optimizer | None,
+    device: Device,
+    states: NvmeFile | None,
 ) -> list[HostUnit]:
+    """The model's weights, taken over unit by unit; optimizer state that belongs on NVMe goes there at once."""
+    dtype = getattr(torch, facts.dtype)
+    parked = {facts.layers[layer.index].name for layer in policy.layers if layer.optimizer_home == "nvme"}
     units: dict[str, HostUnit] = {}
     loose = {name: model.get_parameter(name) for name in facts.loose}
     own = {
@@ -91,6 +102,8 @@ def _host_units(
         units[unit.name] = HostUnit(unit.name, path, own[unit.name], dtype, optimizer, owner)
         if owner is None:
             units[unit.name].unbind(torch.device("cpu"))  # free the original as soon as it was taken over
+        if states is not None and unit.name in parked:
+            units[unit.name].park(states)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device.torch_device)
@@ -100,10 +113,18 @@ def _host_units(
 class Streamed:
     """A model under streaming. ``close`` gives the model its weights back."""
 
-    def __init__(self, model: nn.Module, engine: Engine, device: Device, optimizer: Optimizer | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        engine: Engine,
+        device: Device,
+        optimizer: Optimizer | None,
+        states: NvmeFile | None = None,
+    ) -> None:
+        """``states`` holds the optimizer state that is on NVMe; it is closed with the rest."""
         self.model, self.device, self.policy, self.facts = model, device, engine.policy, engine.facts
         self.steps = 0
-        self._engine, self._optimizer, self._skipped = engine, optimizer, 0
+        self._engine, self._optimizer, self._skipped, self._states = engine, optimizer, 0, states
         self._trainer: TrainerOptimizer | None = None
         self._patches, inner = Patches(), inner_model(model)
         self._prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is inner)
@@ -174,11 +195,11 @@ class Streamed:
         self._engine.wait_for_gradients()
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         return {
-            names[id(unit.parameters[segment.name])]: unit.gradient[segment.offset :][: segment.numel]
+            names[id(unit.parameters[segment.name])]: gradient[segment.offset :][: segment.numel]
             .view(segment.shape)
             .clone()
-            for unit in self._engine.units
-            if unit.gradient is not None
+            for index, unit in enumerate(self._engine.units)
+            if (gradient := self._engine.gradient(index)) is not None
             for segment in unit.learning.segments
         }
 
@@ -232,22 +253,27 @@ class Streamed:
             u for u, facts in zip(self._engine.units, self.facts.units, strict=True) if not facts.shares_weights_with
         ]
         return {
-            "weights_and_state": sum(
-                u.weights.streamed.nbytes + sum(t.nbytes for t in u.weights.state_beside_streamed().values())
-                for u in owners
-            ),
-            "gradients": sum(u.gradient.nbytes for u in owners if u.gradient is not None),
+            "weights_and_state": sum(unit.host_bytes for unit in owners),
+            "gradients": sum(g.nbytes for g in self._engine.host_gradients()),
             "activations": self._engine.activation_host_bytes,
         }
 
     def close(self) -> None:
-        """End streaming: the model gets its weights and its own forward back, on the CPU."""
-        self.flush()
-        self._patches.undo()
-        self._state.remove()
-        for unit in self._engine.units:
-            unit.bind(unit.weights.streamed)
-        self._engine.close()
+        """End streaming: the model gets its weights and its own forward back, on the CPU.
+
+        Raises what made the last update fail, if it did; memory, threads and files are given back all the same.
+        """
+        try:
+            self.flush()
+        finally:
+            self._patches.undo()
+            self._state.remove()
+            for unit in self._engine.units:
+                unit.bind(unit.weights.streamed)
+            self._engine.close()
+            if self._states is not None:
+                self._states.close()
+                self._states = None
 
     def __enter__(self) -> Streamed:
         return self

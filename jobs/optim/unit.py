@@ -107,8 +107,19 @@ class UnitOptimizer:
 
     def state_beside_streamed(self) -> dict[str, torch.Tensor]:
         """``state()`` without the streamed weights, for when these are kept elsewhere (in the model)."""
-        low = {} if self.low is None else {"master.low": self.low}
-        return {"format": self._format(), **low, **self._states}
+        return {"format": self._format(), **self.kept()}
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        """The live tensors that an update needs beside the streamed weights, flat, by name."""
+        return {**({} if self.low is None else {"master.low": self.low}), **self._states}
+
+    def keep_in(self, places: Mapping[str, torch.Tensor]) -> None:
+        """Work on ``places`` from now on, named as in ``kept()`` and of the same dtypes; nothing is copied.
+
+        No update may run while they are shorter than what ``kept()`` gave.
+        """
+        self.low = places.get("master.low")
+        self._states = {name: tensor for name, tensor in places.items() if name != "master.low"}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copy in what ``state()`` or ``state_beside_streamed()`` gave, bit for bit.

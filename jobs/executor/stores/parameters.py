@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 
+from ...errors import ProgramError
 from ...layout import Layout
 from ..devices import Device
+from .parked import MovableOptimizer, ParkedOptimizer
+from .scratch import ScratchFile
 
 
 class UnitOptimizer(Protocol):
@@ -169,6 +172,24 @@ class HostUnit:
             self.gradient.zero_() if before is None else self.gradient.copy_(before)
         assert self.gradient is not None
         return self.gradient
+
+    def park(self, file: ScratchFile) -> None:
+        """Move the optimizer's state to NVMe. Raises ProgramError for an optimizer whose state cannot be moved."""
+        if not hasattr(self.weights, "keep_in"):
+            raise ProgramError(
+                f"the policy keeps the optimizer state of {self.name} on NVMe, "
+                f"but {type(self.weights).__name__} keeps its state to itself",
+                hint="use HybridAdamW, or plan with optimizer_home host",
+            )
+        self.weights = ParkedOptimizer(cast(MovableOptimizer, self.weights), file)
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of weights and optimizer state."""
+        if isinstance(self.weights, ParkedOptimizer):
+            return self.weights.streamed.nbytes
+        beside = sum(tensor.nbytes for tensor in self.weights.state_beside_streamed().values())
+        return self.weights.streamed.nbytes + beside
 
     def bind(self, flat: torch.Tensor) -> None:
         """Make the module's parameters views into ``flat``, its weights on the device."""
