@@ -290,7 +290,7 @@ def _check_memory(program: Program) -> None:
 
 
 def _check_updates(program: Program, facts: ModelFacts) -> None:
-    owners = {u for u, unit in enumerate(facts.units) if not unit.shares_weights_with}
+    owners = {u for u, unit in enumerate(facts.units) if unit.gradient_bytes and not unit.shares_weights_with}
     for kind in ("norm", "update"):
         count = Counter(op.unit for op in program.ops if op.kind == kind)
         for unit in sorted(owners | count.keys()):

@@ -95,7 +95,7 @@ class _Lowering:
         self.first, self.layers, self.head = len(facts.before), len(facts.layers), len(self.units) - 1
         by_name = {unit.name: i for i, unit in enumerate(self.units)}
         self.owner = [by_name.get(unit.shares_weights_with, i) for i, unit in enumerate(self.units)]
-        self.owned = [u for u in range(len(self.units)) if self.owner[u] == u]
+        self.learning = [u for u, unit in enumerate(self.units) if self.owner[u] == u and unit.gradient_bytes]
         self.computes: list[_Compute] = []
         self.position: dict[str, int] = {}
         self.early: dict[int, list[Op]] = defaultdict(list)  # what is issued just before the compute operation there
@@ -240,7 +240,8 @@ class _Lowering:
     def _load(self, compute: _Compute, *, at: int, freed_by: int = -1) -> str:
         """Load weights before the compute operation at ``at``, when the one at ``freed_by`` has left their buffer."""
         label = self.labels[compute.unit]
-        after = [f"update.{self.labels[self.owner[compute.unit]]}"]
+        owner = self.owner[compute.unit]
+        after = [f"update.{self.labels[owner]}"] if self.units[owner].gradient_bytes else []
         if freed_by >= 0:
             after.append(self.computes[freed_by].id)
         name = f"load.{label}{_LOAD_PHASE[compute.kind]}@{compute.micro}"
@@ -327,7 +328,9 @@ class _Lowering:
 
     def _place_gradient(self, position: int, compute: _Compute) -> None:
         """Copy a unit's gradient out; all but the first that a master gets are added to what is there."""
-        owner, size = self.owner[compute.unit], self.units[compute.unit].weight_bytes
+        owner, size = self.owner[compute.unit], self.units[compute.unit].gradient_bytes
+        if not size:
+            return  # all of it is frozen
         adds = self.gradients or bool(self.issued[f"into.{owner}"])
         after = [compute.id]
         if adds and len(self.issued["accumulate"]) >= GRADIENT_STAGING:
@@ -362,15 +365,15 @@ class _Lowering:
 
     def _host_gradient_bytes(self, owner: int) -> int:
         """Bytes of a gradient on the host: float32 where contributions are added up."""
-        elements = self.units[owner].weight_bytes // self.facts.element_bytes
+        elements = self.units[owner].gradient_bytes // self.facts.element_bytes
         return elements * (4 if self.gradients or self.contributions[owner] > 1 else self.facts.element_bytes)
 
     def _place_norms(self) -> None:
         """Sum the squares of each master's gradient right after its last contribution has landed."""
-        landed = {owner: self.issued[f"into.{owner}"][-1:] for owner in self.owned}
+        landed = {owner: self.issued[f"into.{owner}"][-1:] for owner in self.learning}
         at = {owner: self.placed_at[names[0]] if names else 0 for owner, names in landed.items()}
-        for owner in sorted(self.owned, key=at.__getitem__):
-            size = self.units[owner].weight_bytes
+        for owner in sorted(self.learning, key=at.__getitem__):
+            size = self.units[owner].gradient_bytes
             norm = Op(f"norm.{self.labels[owner]}", "norm", "cpu", owner, 0, size, tuple(landed[owner]))
             self._issue(at[owner], norm)
             if owner in self.parked.gradients:
@@ -469,8 +472,8 @@ class _Lowering:
         """Apply the gradients of the step before, in the order in which the forward pass needs the weights."""
         if not self.whole:
             return []
-        sizes = [unit.weight_bytes for unit in self.units]
-        return update_phase(self.parked, self.owned, self.labels, sizes, self._host_gradient_bytes)
+        sizes = [unit.gradient_bytes for unit in self.units]
+        return update_phase(self.parked, self.learning, self.labels, sizes, self._host_gradient_bytes)
 
     def _in_order(self) -> list[Op]:
         ops: list[Op] = []

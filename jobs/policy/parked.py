@@ -52,7 +52,8 @@ class Parked:
 
 def parked_state_bytes(unit: UnitFacts, facts: ModelFacts) -> int:
     """Bytes of a unit's master and 8-bit states beside the weights that stream to the GPU."""
-    return math.ceil(unit.parameters * (MASTER_BYTES - facts.element_bytes + STATE_BYTES))
+    learning = unit.gradient_bytes / facts.element_bytes
+    return math.ceil(learning * (MASTER_BYTES - facts.element_bytes + STATE_BYTES))
 
 
 def blocks(nbytes: int) -> int:

@@ -90,6 +90,16 @@ class Program:
         return {op.id: i for i, op in enumerate(self.ops)}
 
     @cached_property
+    def driven(self) -> tuple[int, ...]:
+        """For each position, that of the first operation from there on that the model drives; -1 if there is none."""
+        found, following = [-1], -1
+        for i in range(len(self.ops) - 1, -1, -1):
+            if self.ops[i].stream == "compute" and self.ops[i].kind != "recompute":
+                following = i
+            found.append(following)
+        return tuple(reversed(found))
+
+    @cached_property
     def ancestors(self) -> tuple[int, ...]:
         """For each operation, the bit set of the positions of all that must have ended before it starts."""
         sets: list[int] = []
