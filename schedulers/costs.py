@@ -8,7 +8,7 @@ from ..jobs.model_facts import ModelFacts, UnitFacts
 from ..jobs.policy import Op, Policy, Program, lower
 from ..jobs.policy.artifact import Home
 from ..jobs.policy.program import Internals
-from .hardware import HardwareProfile
+from .hardware import BYTES_PER_UPDATE, HardwareProfile
 
 BACKWARD_FORWARDS: Final = 2.0
 """Backward costs two forwards: one product for the gradient of the input, one for that of the weights."""
@@ -19,24 +19,21 @@ STATE_BYTES: Final = 2 + 2 * 4 / 256
 MASTER_BYTES: Final = 4
 """The exact float32 weight; with bfloat16 its high half is what streams to the GPU."""
 
-_LINKS: Final = {
-    "load": "h2d_bytes_s",
-    "reload": "h2d_bytes_s",
-    "swap_in": "h2d_bytes_s",
-    "offload": "d2h_bytes_s",
-    "swap_out": "d2h_bytes_s",
-    "gradient": "d2h_bytes_s",
-    "write": "nvme_write_bytes_s",
-    "read": "nvme_read_bytes_s",
+LINK_RATES: Final = {
+    "h2d": "h2d_bytes_s",
+    "d2h": "d2h_bytes_s",
+    "nvme_write": "nvme_write_bytes_s",
+    "nvme_read": "nvme_read_bytes_s",
 }
+"""The field of the profile that says how fast each link is."""
 HOST_PASSES: Final = {"accumulate": 3, "norm": 1}
 """How often a host operation touches its gradient's bytes: adding reads two and writes one, the norm reads."""
 
 
 def op_seconds(op: Op, facts: ModelFacts, profile: HardwareProfile) -> float:
     """Seconds that ``op`` takes alone on its stream."""
-    if op.kind in _LINKS:
-        rate: float = getattr(profile, _LINKS[op.kind])
+    if op.stream in LINK_RATES:
+        rate: float = getattr(profile, LINK_RATES[op.stream])
         return op.bytes / rate
     if op.kind == "update":
         return facts.units[op.unit].parameters / profile.update_parameters_s
@@ -47,6 +44,20 @@ def op_seconds(op: Op, facts: ModelFacts, profile: HardwareProfile) -> float:
     return _forwards(op, facts.units[op.unit]) * forward_seconds(facts.units[op.unit], facts, profile) + (
         profile.operation_overhead_s
     )
+
+
+def host_traffic(op: Op, facts: ModelFacts, profile: HardwareProfile) -> float:
+    """Bytes that ``op`` reads from and writes to host memory."""
+    if op.kind == "update":
+        return facts.units[op.unit].parameters * update_traffic(profile)
+    if op.kind in HOST_PASSES:
+        return HOST_PASSES[op.kind] * op.bytes
+    return op.bytes if op.stream in LINK_RATES else 0.0
+
+
+def update_traffic(profile: HardwareProfile) -> float:
+    """Bytes of host memory that one parameter's update touches; fewer where it was measured faster than they allow."""
+    return min(BYTES_PER_UPDATE, profile.host_bytes_s / profile.update_parameters_s)
 
 
 def forward_seconds(unit: UnitFacts, facts: ModelFacts, profile: HardwareProfile) -> float:

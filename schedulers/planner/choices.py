@@ -21,6 +21,8 @@ INTERNALS_HOMES: Final[tuple[Literal["gpu", "host"], ...]] = ("gpu", "host")
 Term = Any
 """A linear expression of the solver's, or a number."""
 Edge = tuple[int, int]
+Group = tuple[Any, ...]
+"""What the choices of interchangeable layers have in common, for example ``("kept", 0, "all", "gpu")``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +49,45 @@ class Problem:
 
 
 class Choices:
-    """Blocks, homes and kept internals: one edge per block, split by whether its first boundary is on the GPU."""
+    """Blocks, homes and kept internals: one edge per block, split by whether its first boundary is on the GPU.
 
-    def __init__(self, model: Any, problem: Problem) -> None:
-        self.model, self.problem, self.facts = model, problem, problem.facts
+    Without ``whole`` layers may choose in parts; only how many of them choose what stays a whole number (`totals`).
+    """
+
+    def __init__(self, model: Any, problem: Problem, *, whole: bool = True) -> None:
+        self.model, self.problem, self.facts, self.whole = model, problem, problem.facts, whole
+        self.parts: dict[Group, list[Any]] = defaultdict(list)
+        self.totals: dict[Group, Any] = {}
         self.sizes, self.layers = problem.facts.boundary_bytes, range(len(problem.facts.layers))
         self.unit = max(self.sizes)
         self.host_room, self.nvme_room = self._rooms()
         self.has_away = max(self.host_room, self.nvme_room) >= min(self.sizes)
         self._add_edges()
-        self.nvme = [model.add_binary_variable() if self.nvme_room >= self.sizes[i] else None for i in self.layers]
+        self.nvme = [self._choice(("nvme",)) if self.nvme_room >= self.sizes[i] else None for i in self.layers]
         self.kept: dict[tuple[int, Kept, Literal["gpu", "host"]], Any] = {}
         self._add_kept()
         self._add_path()
         self._add_budgets()
         self._add_gpu_memory()
+        if not whole:
+            self._add_totals()
 
     # ---- variables
+
+    def _choice(self, *groups: Group) -> Any:
+        if self.whole:
+            return self.model.add_binary_variable()
+        variable = self.model.add_variable(lb=0.0, ub=1.0)
+        for group in groups:
+            self.parts[group].append(variable)
+        return variable
+
+    def _add_totals(self) -> None:
+        """Equal layers are interchangeable, so to branch on how many of them do something is to branch on it all."""
+        for group, variables in self.parts.items():
+            total = self.model.add_integer_variable(lb=0, ub=len(variables))
+            self.model.add_linear_constraint(total == mathopt.fast_sum(variables))
+            self.totals[group] = total
 
     def _rooms(self) -> tuple[int, int]:
         budgets = self.problem.budgets
@@ -78,7 +102,8 @@ class Choices:
         self.arriving: dict[int, list[Edge]] = defaultdict(list)
         for start in self.layers:
             for end in range(start + 1, min(len(self.layers), start + self.problem.longest_block) + 1):
-                self.edges[start, end] = [self.model.add_binary_variable() for _ in range(1 + self.has_away)]
+                length: Group = ("block", end - start)
+                self.edges[start, end] = [self._choice(length, ("away", k)) for k in range(1 + self.has_away)]
                 self.leaving[start].append((start, end))
                 self.arriving[end].append((start, end))
         self.chosen = {edge: mathopt.fast_sum(variables) for edge, variables in self.edges.items()}
@@ -88,13 +113,14 @@ class Choices:
         ]
 
     def _add_kept(self) -> None:
+        sorts = sorts_of(self.facts)
         for i in self.layers:
             for kept in KEPT:
                 size = internals_bytes(self.facts.layers[i], kept)
                 if size:
-                    self.kept[i, kept, "gpu"] = self.model.add_binary_variable()
+                    self.kept[i, kept, "gpu"] = self._choice(("kept", sorts[i], kept, "gpu"))
                 if size and self.host_room >= size:
-                    self.kept[i, kept, "host"] = self.model.add_binary_variable()
+                    self.kept[i, kept, "host"] = self._choice(("kept", sorts[i], kept, "host"))
 
     def _add_path(self) -> None:
         constrain = self.model.add_linear_constraint
@@ -232,3 +258,22 @@ class Choices:
         policy = Policy.from_homes(facts, [*homes, "gpu"], accumulation=self.problem.accumulation)
         changes = {"layers": tuple(layers), "weight_slots": shape.weight_slots, "staging_slots": shape.staging_slots}
         return policy.model_copy(update=changes)
+
+
+def sorts_of(facts: ModelFacts) -> tuple[int, ...]:
+    """A number for each layer: layers that cost the same in every respect have the same."""
+    known: dict[tuple[float, ...], int] = {}
+    return tuple(
+        known.setdefault(
+            (
+                layer.forward_flops,
+                layer.weight_bytes,
+                layer.output_bytes,
+                layer.saved_bytes,
+                layer.saved_matmul_bytes,
+                layer.backward_workspace_bytes,
+            ),
+            len(known),
+        )
+        for layer in facts.layers
+    )

@@ -30,15 +30,12 @@ class Exact:
 
 
 def solve_exact(
-    problem: Problem, *, backend: str = "highs", seconds: float = 20.0, gap: float = 0.005, relaxed: bool = False
+    problem: Problem, *, backend: str = "highs", seconds: float = 20.0, gap: float = 0.005
 ) -> Exact:
-    """The fastest policy of the problem's shape, to within ``gap`` unless time runs out.
-
-    With ``relaxed`` blocks are timed loosely (`timing`): ``bound_s`` holds, ``step_s`` may be less than the policy's.
-    """
+    """The fastest policy of the problem's shape, to within ``gap`` unless time runs out."""
     model = mathopt.Model(name="lazytrain-full")
     choices = Choices(model, problem)
-    timing = Timing(choices, relaxed=relaxed)
+    timing = Timing(choices)
     model.minimize(timing.step + TIE * choices.plainness())
     result = run_solver(model, backend, seconds, gap)
     status, spent = status_of(result), result.solve_time().total_seconds()
