@@ -25,6 +25,8 @@ STAGING_SLOTS: Final = (1, 3)
 """Fewest and most of each that a plan uses."""
 GAP: Final = 0.002
 """Where the solver may stop, as a share of the step time."""
+NODES: Final = 60
+"""Nodes of the search tree after which the solver stops; its bound holds all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float,
     choices = Choices(model, seen, whole=False)
     timing = LooseTiming(choices, family, accumulation)
     model.minimize(timing.step)
-    result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP)
+    result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
     if status_of(result) == "INFEASIBLE":
         return Bound(family, float("inf"))
     bound_s = max(0.0, result.dual_bound()) * problem.horizon_s

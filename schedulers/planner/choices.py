@@ -158,12 +158,6 @@ class Choices:
         keys = [(layer, kept, home) for kept in KEPT for home in INTERNALS_HOMES]
         return [(key, self.kept[key]) for key in keys if key in self.kept]
 
-    def plainness(self) -> Term:
-        """Number of choices that are not the plainest: what decides between equal plans."""
-        others = [variable for variables in self.edges.values() for variable in variables[1:]]
-        others += [variable for variable in self.nvme if variable is not None]
-        return mathopt.fast_sum([*others, *self.kept.values()])
-
     # ---- memory
 
     def _add_budgets(self) -> None:

@@ -33,6 +33,8 @@ class Climb:
     policy: Policy | None = None
     counts: Counts | None = None
     simulated: int = 0
+    until_s: float = 0.0
+    """A step time that is good enough."""
     tried: set[str] = field(default_factory=set)
 
     def offer(self, policy: Policy) -> dict[str, int] | None:
@@ -77,20 +79,26 @@ class Climb:
             return counts.change(nvme=counts.nvme + more)
         return counts.change(away=counts.away - more) if more <= counts.away - counts.nvme else None
 
-    def improve(self, *, until_s: float, most: int) -> None:
-        """Change the best counts until nothing helps, the step time is ``until_s``, or ``most`` were simulated.
+    def improve(self, *, most: int, seconds_left: Callable[[], float]) -> None:
+        """Change the best counts until nothing helps, the step is fast enough, or ``most`` were simulated.
 
         A change that helped is made again; the search ends after a round in which none did.
         """
         moves = list(self._moves())
         idle = at = 0
         while self.counts is not None and idle < len(moves):
-            if self.step_s <= until_s or self.simulated >= most or not self.question.seconds_left():
+            if self.step_s <= self.until_s or self.simulated >= most or seconds_left() <= 0:
                 return
             if self.try_counts(moves[at](self.counts)):
                 idle = 0
             else:
                 idle, at = idle + 1, (at + 1) % len(moves)
+
+    def take(self, other: Climb) -> None:
+        """The better of the two policies."""
+        self.simulated = other.simulated
+        if other.policy is not None and other.step_s < self.step_s:
+            self.step_s, self.policy, self.counts = other.step_s, other.policy, other.counts
 
     # ---- changes
 
