@@ -18,9 +18,10 @@ from ..policy import Policy
 from ..structure import LOOSE, own_parameters, path_of
 from ..timeline import Timeline
 from .devices import Device, Emulated, open_device
-from .engine import Engine, PendingUpdate
+from .engine import Engine
 from .standins import StandIns
 from .stores import HostUnit, Optimizer
+from .transfers import PendingUpdate
 
 MAX_SKIPPED_STEPS = 3
 """So many non-finite gradients in a row end the run."""
@@ -183,11 +184,11 @@ class Streamed:
 
     def stall_s(self) -> dict[str, float]:
         """Seconds for which compute waited for each stream, since the start."""
-        return dict(self._engine.stall_s)
+        return self._engine.stall_s
 
     def moved_bytes(self) -> dict[str, int]:
         """Bytes that each stream moved, since the start."""
-        return dict(self._engine.moved_bytes)
+        return self._engine.moved_bytes
 
     def host_bytes(self) -> dict[str, int]:
         """Host memory held now: weights and optimizer state, gradients, activations."""

@@ -151,7 +151,7 @@ class Device(ABC):
 
     @abstractmethod
     def host_empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised flat host memory that the links reach directly."""
+        """Flat host memory that the links reach directly; it begins at a page, as direct I/O wants it."""
 
     @abstractmethod
     def counting(self) -> AbstractContextManager[object]:

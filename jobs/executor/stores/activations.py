@@ -47,8 +47,8 @@ class ActivationStore:
         self._host: dict[Key, torch.Tensor] = {}
         self._swapped: dict[Key, list[torch.Tensor]] = {}
         written = [op for op in program.ops if op.kind == "write"]
-        self._offset = {(op.unit, op.micro): i * op.bytes for i, op in enumerate(written)}
-        self._file = NvmeFile(nvme_directory, sum(op.bytes for op in written)) if written else None
+        self._file = NvmeFile(nvme_directory) if written else None
+        self._offset = {(op.unit, op.micro): self._nvme().reserve(op.bytes) for op in written}
         sizes = {(op.unit, op.micro): op.bytes for op in program.ops if op.kind == "offload"}
         self._home = {
             key: device.host_empty(size, torch.uint8) for key, size in sizes.items() if key not in self._offset
