@@ -32,27 +32,35 @@ HOST_PASSES: Final = {"accumulate": 3, "norm": 1}
 
 def op_seconds(op: Op, facts: ModelFacts, profile: HardwareProfile) -> float:
     """Seconds that ``op`` takes alone on its stream."""
+    return _seconds(op, facts.units, facts, profile)
+
+
+def program_seconds(program: Program, facts: ModelFacts, profile: HardwareProfile) -> list[float]:
+    """Seconds that each operation takes alone on its stream."""
+    units = facts.units
+    return [_seconds(op, units, facts, profile) for op in program.ops]
+
+
+def _seconds(op: Op, units: tuple[UnitFacts, ...], facts: ModelFacts, profile: HardwareProfile) -> float:
     if op.stream in LINK_RATES:
         rate: float = getattr(profile, LINK_RATES[op.stream])
         return op.bytes / rate
     if op.kind == "update":
-        return facts.units[op.unit].parameters / profile.update_parameters_s
+        return units[op.unit].parameters / profile.update_parameters_s
     if op.kind in HOST_PASSES:
         return HOST_PASSES[op.kind] * op.bytes / profile.host_bytes_s
     if op.kind == "clip":
         return 0.0
-    return _forwards(op, facts.units[op.unit]) * forward_seconds(facts.units[op.unit], facts, profile) + (
-        profile.operation_overhead_s
-    )
+    unit = units[op.unit]
+    return _forwards(op, unit) * forward_seconds(unit, facts, profile) + profile.operation_overhead_s
 
 
-def host_traffic(op: Op, facts: ModelFacts, profile: HardwareProfile) -> float:
-    """Bytes that ``op`` reads from and writes to host memory."""
-    if op.kind == "update":
-        return facts.units[op.unit].parameters * update_traffic(profile)
-    if op.kind in HOST_PASSES:
-        return HOST_PASSES[op.kind] * op.bytes
-    return op.bytes if op.stream in LINK_RATES else 0.0
+def host_traffic(program: Program, facts: ModelFacts, profile: HardwareProfile) -> float:
+    """Bytes that a step reads from and writes to host memory."""
+    updated = sum(facts.units[op.unit].parameters for op in program.ops if op.kind == "update")
+    passed = sum(HOST_PASSES[op.kind] * op.bytes for op in program.ops if op.kind in HOST_PASSES)
+    moved = sum(op.bytes for op in program.ops if op.stream in LINK_RATES)
+    return updated * update_traffic(profile) + passed + moved
 
 
 def update_traffic(profile: HardwareProfile) -> float:

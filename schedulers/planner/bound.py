@@ -8,6 +8,7 @@ certificate, and it is one for the whole problem.
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from ortools.math_opt.python import mathopt
 
+from ..costs import LINK_RATES
 from .choices import Choices, Problem, Shape
 from .counts import LAYOUTS, Counts
 from .loose import MOST_SEEN, Family, LooseTiming
@@ -82,19 +84,27 @@ def all_shapes(problem: Problem) -> Family:
     return Family(WEIGHT_SLOTS, STAGING_SLOTS, (0, residents))
 
 
-def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int) -> Bound:
-    """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest."""
-    lightest = sorted(range(len(problem.facts.layers)), key=lambda i: (problem.facts.layers[i].weight_bytes, i))
-    shape = replace(family.smallest, resident=frozenset(lightest[: family.residents[0]]))
+def bound_of(
+    problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int, thrift: float = 0.0
+) -> Bound:
+    """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest.
+
+    With ``thrift`` each second that a link is busy costs so many of the step: no bound, but counts that leave links
+    room for what the bound does not see.
+    """
     model = mathopt.Model(name="lazytrain-bound")
-    seen = replace(problem, shape=shape, accumulation=min(MOST_SEEN, accumulation))
+    few = min(MOST_SEEN, accumulation)
+    seen = replace(problem, shape=family.smallest, residents=family.residents, accumulation=few)
     choices = Choices(model, seen, whole=False)
     timing = LooseTiming(choices, family, accumulation)
-    model.minimize(timing.step)
+    busy = mathopt.fast_sum(mathopt.fast_sum(timing.lasting[link]) for link in LINK_RATES)
+    model.minimize(timing.step + thrift * busy if thrift else timing.step)
     result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
     if status_of(result) == "INFEASIBLE":
         return Bound(family, float("inf"))
     bound_s = max(0.0, result.dual_bound()) * problem.horizon_s
+    if thrift:
+        bound_s = 0.0
     counts = _counts(choices, result.variable_values(), family) if result.has_primal_feasible_solution() else None
     return Bound(family, bound_s, counts)
 
@@ -118,7 +128,7 @@ def _counts(choices: Choices, values: dict[Any, float], family: Family) -> Count
         away=totals.get(("away", 1), 0),
         nvme=totals.get(("nvme",), 0),
         kept=kept,
-        resident=family.residents[0],
+        resident=math.ceil(values[choices.residents] - 0.5) if family.residents[1] else 0,
         weight_slots=shape.weight_slots,
         staging_slots=max(shape.staging_slots, min(3, family.staging[1])),
     )

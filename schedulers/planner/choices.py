@@ -46,6 +46,8 @@ class Problem:
     """Only step times up to this one are looked for."""
     longest_block: int = 8
     accumulation: int = 1
+    residents: tuple[int, int] = (0, 0)
+    """Fewest and most layers that stay on the GPU beside those of the shape, any of them, as the solver likes."""
 
 
 class Choices:
@@ -181,7 +183,10 @@ class Choices:
         static = shape.weight_slots * max(layer.weight_bytes for layer in facts.layers) + facts.side_bytes
         static += sum(facts.layers[i].weight_bytes for i in shape.resident)
         self.room = self.problem.budgets.gpu_bytes - static
-        held: list[Term] = [0.0]
+        few, many = self.problem.residents
+        self.residents = self.model.add_variable(lb=few, ub=many) if many else 0.0
+        lightest = min(layer.weight_bytes for layer in facts.layers)
+        held: list[Term] = [self.residents * (lightest / self.unit)]
         for i in self.layers:
             here = self.model.add_variable(lb=0.0)
             grows = (self.sizes[i] * self.on_gpu[i] + self.kept_bytes(i, "gpu")) * (1 / self.unit)

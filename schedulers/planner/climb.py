@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import ceil
 from typing import Final
 
@@ -12,8 +13,9 @@ from ...jobs.policy import Policy, lower
 from ...jobs.policy.lowering import internals_bytes
 from ..baselines import shortages
 from ..simulator import step_seconds
-from .choices import INTERNALS_HOMES, KEPT, sorts_of
+from .choices import INTERNALS_HOMES, KEPT, Kept, sorts_of
 from .counts import LAYOUTS, Counts, Key, place
+from .floor import Floor
 from .search import Question
 
 REPAIRS: Final = 4
@@ -37,6 +39,16 @@ class Climb:
     """A step time that is good enough."""
     tried: set[str] = field(default_factory=set)
 
+    @cached_property
+    def floor(self) -> Floor:
+        """What is known of counts without simulating them."""
+        return Floor.of(self.question)
+
+    @cached_property
+    def sorts(self) -> tuple[int, ...]:
+        """Which layers are interchangeable."""
+        return sorts_of(self.question.facts)
+
     def offer(self, policy: Policy) -> dict[str, int] | None:
         """Take a policy if it is faster than the best and fits; what it is short of if only memory is in its way."""
         question = self.question
@@ -56,7 +68,13 @@ class Climb:
             if counts is None or repr(counts) in self.tried:
                 return False
             self.tried.add(repr(counts))
-            policy = place(counts, self.question.facts, self.question.accumulation)
+            if self.floor.seconds(counts) >= self.step_s:
+                return False
+            missing = self.floor.missing_bytes(counts)
+            if missing > 0:
+                counts = self._repaired(counts, {"gpu_memory": missing})
+                continue
+            policy = place(counts, self.question.facts, self.sorts, self.question.accumulation)
             short = self.offer(policy) if policy is not None else None
             if short is None:
                 return False
@@ -124,7 +142,7 @@ class Climb:
         facts = self.question.facts
         size = {
             (sort, kept): internals_bytes(layer, kept)
-            for sort, layer in zip(sorts_of(facts), facts.layers, strict=True)
+            for sort, layer in zip(self.sorts, facts.layers, strict=True)
             for kept in KEPT
         }
         keys: list[Key] = [(*pair, home) for pair in size for home in INTERNALS_HOMES if size[pair]]
@@ -139,6 +157,18 @@ class Climb:
                 ratio = size[taken[:2]] / size[given[:2]]
                 for number in dict.fromkeys((1, round(1 / ratio) or 1)):
                     yield partial(_keep, changes={taken: -number, given: max(1, round(number * ratio))})
+        yield from self._exchanges(keys, size)
+
+    def _exchanges(self, keys: list[Key], size: dict[tuple[int, Kept], int]) -> Iterator[Move]:
+        """More layers that keep less on the GPU, and as many fewer that swap."""
+        for rich, poor, swapped in itertools.product(keys, keys, keys):
+            ratio = size[rich[:2]] / size[poor[:2]]
+            if rich[0] == poor[0] == swapped[0] and rich[2] == poor[2] == "gpu" != swapped[2] and ratio > 1:
+                for number in (1, 3, 6):
+                    more = round(number * ratio)
+                    changes = {rich: -number, poor: more, swapped: number - more}
+                    yield partial(_keep, changes=changes)
+                    yield partial(_keep, changes={key: -n for key, n in changes.items()})
 
 
 Move = Callable[[Counts], "Counts | None"]

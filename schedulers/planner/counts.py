@@ -9,6 +9,7 @@ these counts, and the simulator decides between them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -76,8 +77,11 @@ def count(policy: Policy, facts: ModelFacts) -> Counts:
     )
 
 
-def place(counts: Counts, facts: ModelFacts, accumulation: int = 1) -> Policy | None:
-    """The policy with these counts, laid out as they say; None if there are not enough layers for them."""
+def place(counts: Counts, facts: ModelFacts, sorts: Sequence[int], accumulation: int = 1) -> Policy | None:
+    """The policy with these counts, laid out as they say; None if there are not enough layers for them.
+
+    ``sorts`` are those of the layers (`sorts_of`).
+    """
     layers = len(facts.layers)
     starts = _starts(counts, layers)
     if starts is None or counts.away > len(starts) or counts.nvme > counts.away:
@@ -88,7 +92,7 @@ def place(counts: Counts, facts: ModelFacts, accumulation: int = 1) -> Policy | 
         homes[start] = "gpu"
     for rank, start in enumerate(leaving):
         homes[start] = "nvme" if rank < counts.nvme else "host"
-    kept = _place_kept(counts, facts, [start for start, length in sorted(starts.items()) if length == 1])
+    kept = _place_kept(counts, sorts, [start for start, length in sorted(starts.items()) if length == 1])
     if kept is None:
         return None
     resident = set(_pick(list(range(layers)), min(counts.resident, layers), first=False))
@@ -120,9 +124,8 @@ def _starts(counts: Counts, layers: int) -> dict[int, int] | None:
 
 
 def _place_kept(
-    counts: Counts, facts: ModelFacts, free: list[int]
+    counts: Counts, sorts: Sequence[int], free: list[int]
 ) -> dict[int, tuple[Kept, Literal["gpu", "host"]]] | None:
-    sorts = sorts_of(facts)
     placed: dict[int, tuple[Kept, Literal["gpu", "host"]]] = {}
     for home, last in (("gpu", counts.layout.kept_last), ("host", False)):
         for (sort, what, where), number in counts.kept.items():

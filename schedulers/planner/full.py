@@ -34,13 +34,17 @@ PROOF: Final = 0.008
 """Share of the step time by which no policy is proven to be faster, where the search ends."""
 PAPER_SECONDS: Final = 2.0
 """Time for the paper's plan, which is a candidate too."""
+ENOUGH: Final = 0.006
+"""Share of the step time within which of the bound the local search ends."""
 STARTS: Final = 6
 """How often families are split, each half a start for the local search."""
+THRIFT: Final = (0.15, 0.03)
+"""What a second on a link costs, in seconds of the step, in further starts for the local search."""
 SIMULATIONS: Final = 120
 """Policies that are simulated from each start."""
 LONGEST_THOUGHT_S: Final = 8.0
 """Seconds after which the search ends with what it has."""
-EXACT_LAYERS: Final = 48
+EXACT_LAYERS: Final = 20
 """Longest chain for which the exact program is solved at the end."""
 EXACT_NODES: Final = 300
 TRIES: Final = 3
@@ -89,7 +93,12 @@ class Search:
     def run(self) -> None:
         """Bound and climb until the plan is proven, or nothing more is to be tried."""
         problem = self._problem(Shape())
-        self._start(self._bound(all_shapes(problem)))
+        everything = all_shapes(problem)
+        self._start(self._bound(everything))
+        for thrift in THRIFT:
+            if self.proven or self.seconds_left() <= 0:
+                return
+            self._climb_from(self._bound(everything, thrift=thrift))
         for _ in range(STARTS):
             if self.proven or self.seconds_left() <= 0 or not self.certificate.refine(self._bound_and_climb):
                 break
@@ -104,7 +113,7 @@ class Search:
 
     # ---- bounds and starts
 
-    def _bound(self, family: Family) -> Bound:
+    def _bound(self, family: Family, *, thrift: float = 0.0) -> Bound:
         question = self.question
         return bound_of(
             self._problem(Shape()),
@@ -112,6 +121,7 @@ class Search:
             backend=question.backend,
             deadline=time.monotonic() + max(0.0, self.seconds_left()),
             accumulation=question.accumulation,
+            thrift=thrift,
         )
 
     def _start(self, bound: Bound) -> None:
@@ -138,7 +148,7 @@ class Search:
     @property
     def _enough_s(self) -> float:
         bound_s = self.certificate.bound_s if self.certificate.families else 0.0
-        return bound_s / (1 - PROOF / 2)
+        return bound_s / (1 - ENOUGH)
 
     # ---- the exact program
 

@@ -2,7 +2,7 @@
 
 A family is a range of weight slots, staging slots and numbers of resident layers. It waits like its member that waits
 least, and has the memory of the one that takes least. At the turn from forward to backward a member finds at most as
-many layers still loaded as it has slots and residents; here any layers may be those. The recomputes of a block are
+many layers loaded as it has slots and residents; here any layers may be those, and only the others load after it. The recomputes of a block are
 taken as one, and neither they nor their loads wait for each other. Of more than two micro-batches, those between the
 first and the last only take their time on each stream.
 """
@@ -48,13 +48,15 @@ class LooseTiming(Timing):
 
     def __init__(self, choices: Choices, family: Family, accumulation: int = 1) -> None:
         self.family = family
-        self.slots = family.weights[1] + family.residents[1]
+        self.slots = family.weights[1] + choices.residents
         self.near = Ring(len(choices.facts.layers), family.weights[1], frozenset())
         self.moved_until: Term = 0.0
+        self.loaded_since: Term = 0.0
         self.between = accumulation - MOST_SEEN
         self.stays: list[Term] = []
         self.backward_s: list[Term] = []
-        super().__init__(choices, Shape(self.slots, family.staging[1]))
+        self.most_slots = family.weights[1] + family.residents[1]
+        super().__init__(choices, Shape(self.most_slots, family.staging[1]))
 
     def _add_micro_batch(self, micro: Micro) -> None:
         if not micro.number or self.between <= 0:
@@ -122,22 +124,48 @@ class LooseTiming(Timing):
         seconds = self.facts.layers[i].weight_bytes * self._per_byte(self.profile.h2d_bytes_s)
         return [self._on("h2d", seconds * (1 - self.stays[i]), self.updated[self.first + i], *freed)]
 
+    def _add_offload(self, micro: Micro, i: int) -> None:
+        if not self.choices.has_away:
+            return
+        per_byte = self.choices.sizes[i] * self._per_byte(self.profile.d2h_bytes_s)
+        offload = self._on("d2h", per_byte * self.choices.away[i], *self.mains[-1:])
+        micro.offloads.append(offload)
+        nvme = self.choices.nvme[i]
+        if nvme is not None:
+            per_byte = self.choices.sizes[i] * self._per_byte(self.profile.nvme_write_bytes_s)
+            self._on("nvme_write", per_byte * nvme, offload)
+
+    def _add_reads(self, micro: Micro) -> None:
+        """Reads from NVMe begin when all but the last that was written is there."""
+        largest = max(self.choices.sizes) * self._per_byte(self.profile.nvme_write_bytes_s)
+        since = self._end(-largest, self.last["nvme_write"])
+        for i in range(self.layers - 1, -1, -1):
+            nvme = self.choices.nvme[i]
+            if nvme is not None:
+                seconds = self.choices.sizes[i] * self._per_byte(self.profile.nvme_read_bytes_s) * nvme
+                micro.reads[i] = self._on("nvme_read", seconds, since)
+
     def _add_layer_backward(self, micro: Micro, i: int, copies: list[Term]) -> None:
         end, per_byte = i + 1, self._per_byte(self.profile.h2d_bytes_s)
         if end == self.layers:
             self.stays, self.moved_until = self._held(self.layers), 0.0
+            self.loaded_since = micro.forwards[-1]
         moved = per_byte * self._moved(i)
         near, far = (ring.held(end)[0] for ring in (self.near, self.ring))
         since = [micro.uses[near]] if near is not None else []
         self.moved_until = self._end(moved, self.moved_until, *since)
+        if i in micro.reads:
+            self.model.add_linear_constraint(self.moved_until >= micro.reads[i])
         load = per_byte * (self.facts.layers[i].weight_bytes * (1 - self.stays[i]) + self._loaded_again(end))
         before = self.last["h2d"]
         loaded = self._on("h2d", load + moved, before)
         if far is not None:
             both = load if self.family.residents[1] else load + moved
             self.model.add_linear_constraint(loaded >= micro.uses[far] + both)
+        late = load + moved if end <= self.layers - self.family.weights[1] else load
+        self.loaded_since = self._end(late, self.loaded_since)
         self._on("compute", self._recomputed_seconds(end), self.moved_until, *self._gradients_due(), *copies)
-        self._add_backward_compute(micro, i, loaded, self.moved_until, *copies)
+        self._add_backward_compute(micro, i, loaded, self.loaded_since, self.moved_until, *copies)
         self.backward_s.append(self.lasting["compute"][-1])
 
     def _moved(self, i: int) -> Term:
@@ -151,11 +179,11 @@ class LooseTiming(Timing):
     def _loaded_again(self, end: int) -> Term:
         """Bytes of weights that the block before ``end`` loads twice: of those beyond the slots."""
         return mathopt.fast_sum(
-            (last - first - self.slots)
+            (last - first - self.most_slots)
             * min(layer.weight_bytes for layer in self.facts.layers[first:last])
             * self.choices.chosen[first, last]
             for first, last in self.choices.arriving[end]
-            if last - first > self.slots
+            if last - first > self.most_slots
         )
 
     def _recomputed_seconds(self, end: int) -> Term:
