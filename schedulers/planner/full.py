@@ -36,13 +36,13 @@ PAPER_SECONDS: Final = 2.0
 """Time for the paper's plan, which is a candidate too."""
 ENOUGH: Final = 0.006
 """Share of the step time within which of the bound the local search ends."""
-STARTS: Final = 6
+STARTS: Final = 3
 """How often families are split, each half a start for the local search."""
 THRIFT: Final = (0.15, 0.03)
 """What a second on a link costs, in seconds of the step, in further starts for the local search."""
-SIMULATIONS: Final = 120
+SIMULATIONS: Final = 80
 """Policies that are simulated from each start."""
-LONGEST_THOUGHT_S: Final = 8.0
+LONGEST_THOUGHT_S: Final = 7.0
 """Seconds after which the search ends with what it has."""
 EXACT_LAYERS: Final = 20
 """Longest chain for which the exact program is solved at the end."""

@@ -90,9 +90,11 @@ class LooseTiming(Timing):
         total = mathopt.fast_sum([*own[1:], *stalls])
         self.model.add_linear_constraint(ends[-1] >= ends[0] + total)
 
-    def _stalls(self, layers: range, rate: float, hidden_s: float) -> list[Term]:
+    def _stalls(self, layers: range, rate: float, hidden_s: float, *, with_load: bool = False) -> list[Term]:
+        facts = self.facts.layers
+        beside = [layer.weight_bytes if with_load else 0 for layer in facts]
         return [
-            max(0.0, internals_bytes(self.facts.layers[i], kept) * self._per_byte(rate) - hidden_s) * variable
+            max(0.0, (internals_bytes(facts[i], kept) + beside[i]) * self._per_byte(rate) - hidden_s) * variable
             for i in layers
             for (_, kept, home), variable in self.choices.kept_of(i)
             if home == "host"
@@ -108,7 +110,8 @@ class LooseTiming(Timing):
         longest = forwards * max(self._forward(layer) for layer in self.facts.layers) + self._overhead
         between = self.family.weights[1] - 1
         layers = range(max(0, self.layers - 1 - self.family.weights[1]))
-        return self._stalls(layers, self.profile.h2d_bytes_s, between * longest)
+        waits = not self.family.residents[1]  # with none, a layer's weights come when its internals may
+        return self._stalls(layers, self.profile.h2d_bytes_s, between * longest, with_load=waits)
 
     def _held(self, count: int) -> list[Term]:
         """For each layer, how much of it is still there; of all layers together as much as there are slots."""
