@@ -36,17 +36,17 @@ PAPER_SECONDS: Final = 2.0
 """Time for the paper's plan, which is a candidate too."""
 ENOUGH: Final = 0.006
 """Share of the step time within which of the bound the local search ends."""
-STARTS: Final = 3
+STARTS: Final = 2
 """How often families are split, each half a start for the local search."""
 THRIFT: Final = (0.15, 0.03)
 """What a second on a link costs, in seconds of the step, in further starts for the local search."""
-SIMULATIONS: Final = 80
+SIMULATIONS: Final = 70
 """Policies that are simulated from each start."""
-LONGEST_THOUGHT_S: Final = 7.0
+LONGEST_THOUGHT_S: Final = 4.0
 """Seconds after which the search ends with what it has."""
-EXACT_LAYERS: Final = 20
+EXACT_LAYERS: Final = 36
 """Longest chain for which the exact program is solved at the end."""
-EXACT_NODES: Final = 300
+EXACT_NODES: Final = 40
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
 MOST_MICRO_BATCHES: Final = 2

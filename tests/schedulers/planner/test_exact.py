@@ -100,12 +100,12 @@ def shape_of(policy: Policy) -> Shape:
     return Shape(policy.weight_slots, policy.staging_slots, resident)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(60), 136, 193, 313])
 def test_any_policy_takes_as_long_as_in_the_simulator(make_facts: Make, make_profile: Machine, seed: int) -> None:
     choose = random.Random(seed)
     facts = draw_facts(make_facts, choose, choose.randint(1, 11))
     profile, accumulation = draw_profile(make_profile, choose), choose.choice((1, 1, 2, 3))
-    policy = draw_policy(facts, choose, accumulation, ["gpu", "host"] if seed % 3 else ["gpu", "host", "nvme"])
+    policy = draw_policy(facts, choose, accumulation, ["gpu", "host"] if seed % 3 and seed < 60 else ["gpu", "host", "nvme"])
     expected = simulate(policy, facts, profile).step_s
     horizon_s = expected * choose.choice((1.001, 1.5, 3.0))
     problem = Problem(facts, profile, PLENTY, shape_of(policy), horizon_s, 12, accumulation)
