@@ -12,6 +12,7 @@ from rich.console import Console
 from ...jobs.errors import InputError
 from . import options
 from .output import Output
+from .picture import write_page
 from .tables import homes_line, memory_table, prediction_table, reasons_table, solver_line
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def command(
     host_gbps: options.HostRate = None,
     efficiency: options.Efficiency = None,
     out: Annotated[Path | None, typer.Option(help="Write the policy here.")] = None,
+    html: options.Html = None,
     settings: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
@@ -76,6 +78,8 @@ def command(
         answer = make_plan(facts, profile, limits)
         if answer.policy is not None and out is not None:
             answer.policy.save(out)
+        if answer.policy is not None and html is not None:
+            write_page(html, answer.policy, facts, profile)
         output.result(answer.to_dict(), lambda console: draw(console, answer, facts, profile))
         if not answer.feasible:
             raise typer.Exit(3)
