@@ -49,13 +49,16 @@ class Measured:
         streams = (stream for stream, second in promised_s.items() if second > 0 and taken_s[stream] > 0)
         return cls({stream: promised_s[stream] / taken_s[stream] for stream in streams})
 
-    def drifted(self) -> dict[str, float]:
-        """The streams that are further from the profile than `DRIFT`."""
-        return {stream: speed for stream, speed in self.speeds.items() if abs(speed - 1) > DRIFT}
+    def drifted(self, beyond: float = DRIFT) -> dict[str, float]:
+        """The streams that are further from the profile than a share."""
+        return {stream: speed for stream, speed in self.speeds.items() if abs(speed - 1) > beyond}
 
-    def profile(self, planned: HardwareProfile) -> HardwareProfile:
-        """The profile with the rates that were measured, for the streams that have drifted."""
-        drifted = self.drifted()
+    def profile(self, planned: HardwareProfile, *, beyond: float = DRIFT) -> HardwareProfile:
+        """The profile with the rates that were measured, for the streams that are off by more than ``beyond``.
+
+        With 0 this is calibration: one factor for each stream, from a few probe steps.
+        """
+        drifted = self.drifted(beyond)
         changes: dict[str, Any] = {
             rate: getattr(planned, rate) * drifted[stream] for stream, rate in LINK_RATES.items() if stream in drifted
         }

@@ -74,8 +74,13 @@ def command(
             solve_seconds=solve_seconds,
         )
         shape = _Shape.of(job, model, batch, length, dtype)
-        facts = facts_of(find_model(shape.model), batch=shape.batch, length=shape.length, dtype=shape.dtype)
-        answer = make_plan(facts, profile, limits)
+        source = find_model(shape.model)
+
+        def facts_at(batch: int) -> ModelFacts:
+            return facts_of(source, batch=batch, length=shape.length, dtype=shape.dtype)
+
+        facts = facts_at(shape.batch)
+        answer = make_plan(facts, profile, limits, facts_at=facts_at)
         if answer.policy is not None and out is not None:
             answer.policy.save(out)
         if answer.policy is not None and html is not None:
@@ -138,6 +143,8 @@ def draw(console: Console, answer: Plan, facts: ModelFacts, profile: HardwarePro
     if answer.policy is None or answer.predicted is None:
         console.print("[red]does not fit[/red]")
         console.print(reasons_table(answer.reasons))
+        for change in answer.changes:
+            console.print(f"fits with {change.words}: {change.tokens_per_s:,.0f} tokens/s")
         return
     console.print(homes_line(answer.policy))
     console.print(solver_line(answer))

@@ -134,3 +134,26 @@ def test_time_that_ran_out_is_never_called_infeasible(
     monkeypatch.setattr(full, "find", out_of_time)
     with pytest.raises(LazytrainError, match="in the time it had"):
         plan(facts, make_profile(), gpu_memory=16 * MIB, host_memory=host_memory(facts, 0))
+
+
+def test_changes_that_are_named_were_tried(make_facts: Make, make_profile: Machine) -> None:
+    def facts_at(batch: int) -> ModelFacts:
+        return make_facts(6, boundary=batch * MIB, workspace=4 * batch * MIB, micro_batch=batch)
+
+    profile = make_profile(gpu_memory_bytes=40 * MIB)
+    answer = plan(facts_at(16), profile, facts_at=facts_at)
+    assert not answer.feasible
+    named = {change.what: change for change in answer.changes}
+    assert set(named) == {"batch", "gpu_memory"}
+    batch = next(b for b in (8, 4, 2, 1) if f"of {b} rows" in named["batch"].words)
+    assert plan(facts_at(batch), profile, accumulation=16 // batch).feasible
+    assert not plan(facts_at(2 * batch), profile, accumulation=8 // batch).feasible
+    assert answer.to_dict()["changes"][0]["tokens_per_s"] > 0
+
+
+def test_a_shorter_master_is_named_where_it_is_enough(facts: ModelFacts, make_profile: Machine) -> None:
+    low_halves = 2 * facts.parameters
+    short = plan(facts, make_profile(), host_memory=host_memory(facts, 0) - low_halves // 2)
+    assert {change.what for change in short.changes} == {"master", "host_memory"}
+    shorter = plan(facts, make_profile(), host_memory=host_memory(facts, 0) - 2 * low_halves)
+    assert {change.what for change in shorter.changes} == {"host_memory"}
