@@ -46,7 +46,8 @@ LONGEST_THOUGHT_S: Final = 4.0
 """Seconds after which the search ends with what it has."""
 EXACT_LAYERS: Final = 36
 """Longest chain for which the exact program is solved at the end."""
-EXACT_NODES: Final = 40
+EXACT_NODES: Final = 4000
+"""Nodes of the solver's search tree times layers, after which the exact program is left."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
 MOST_MICRO_BATCHES: Final = 2
@@ -154,14 +155,14 @@ class Search:
 
     def _solve_exactly(self, shape: Shape) -> None:
         """Ask for a policy of this shape that is faster; tighten until it fits."""
-        question = self.question
+        question, layers = self.question, len(self.question.facts.layers)
         accumulation = question.accumulation if question.accumulation <= MOST_MICRO_BATCHES else 1
         problem = replace(self._problem(shape), horizon_s=self._modelled_s(accumulation), accumulation=accumulation)
         for _ in range(TRIES):
             left = self.seconds_left()
             if left <= 0:
                 return
-            exact = solve_exact(problem, backend=question.backend, seconds=left, gap=PROOF / 2, nodes=EXACT_NODES)
+            exact = solve_exact(problem, backend=question.backend, seconds=left, gap=PROOF / 2, nodes=EXACT_NODES // layers)
             if exact.policy is None:
                 return
             policy = exact.policy.model_copy(update={"accumulation": question.accumulation})
