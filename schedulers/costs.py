@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..jobs.model_facts import ModelFacts, UnitFacts
-from ..jobs.policy import Op, Policy, Program, lower
+from ..jobs.policy import MASTER_BYTES, STATE_BYTES, Op, Parked, Policy, Program, lower
 from ..jobs.policy.artifact import Home
 from ..jobs.policy.program import Internals
 from .hardware import BYTES_PER_UPDATE, HardwareProfile
@@ -14,10 +14,6 @@ BACKWARD_FORWARDS: Final = 2.0
 """Backward costs two forwards: one product for the gradient of the input, one for that of the weights."""
 REFORWARD: Final[dict[Internals, float]] = {"none": 1.0, "matmuls": 0.13, "all": 0.0}
 """Forwards that backward repeats, by what is kept; 0.13 for the element-wise rest was measured on a Llama layer."""
-STATE_BYTES: Final = 2 + 2 * 4 / 256
-"""Optimizer state of one parameter: m and v in 8 bits, each with a float32 scale per block of 256."""
-MASTER_BYTES: Final = 4
-"""The exact float32 weight; with bfloat16 its high half is what streams to the GPU."""
 
 LINK_RATES: Final = {
     "h2d": "h2d_bytes_s",
@@ -46,7 +42,7 @@ def _seconds(op: Op, units: tuple[UnitFacts, ...], facts: ModelFacts, profile: H
         rate: float = getattr(profile, LINK_RATES[op.stream])
         return op.bytes / rate
     if op.kind == "update":
-        return units[op.unit].parameters / profile.update_parameters_s
+        return units[op.unit].trainable_parameters / profile.update_parameters_s
     if op.kind in HOST_PASSES:
         return HOST_PASSES[op.kind] * op.bytes / profile.host_bytes_s
     if op.kind == "clip":
@@ -57,7 +53,8 @@ def _seconds(op: Op, units: tuple[UnitFacts, ...], facts: ModelFacts, profile: H
 
 def host_traffic(program: Program, facts: ModelFacts, profile: HardwareProfile) -> float:
     """Bytes that a step reads from and writes to host memory."""
-    updated = sum(facts.units[op.unit].parameters for op in program.ops if op.kind == "update")
+    units = facts.units
+    updated = sum(units[op.unit].trainable_parameters for op in program.ops if op.kind == "update")
     passed = sum(HOST_PASSES[op.kind] * op.bytes for op in program.ops if op.kind in HOST_PASSES)
     moved = sum(op.bytes for op in program.ops if op.stream in LINK_RATES)
     return updated * update_traffic(profile) + passed + moved
@@ -93,19 +90,23 @@ def host_bytes(facts: ModelFacts, policy: Policy, program: Program | None = None
     program = program or lower(policy, facts)
     staging = _static_host_bytes(program)
     return {
-        **state_bytes(facts),
+        **state_bytes(facts, policy),
         "activations": program.peak_bytes("host") - staging,
         "staging": staging,
     }
 
 
-def state_bytes(facts: ModelFacts) -> dict[str, int]:
-    """Bytes of the model's state on the host, which no policy changes."""
+def state_bytes(facts: ModelFacts, policy: Policy | None = None) -> dict[str, int]:
+    """Bytes of the model's state on the host; without a ``policy``, with none of it on NVMe."""
+    parked = Parked.of(policy, facts) if policy else Parked({}, frozenset())
+    learning = [unit.gradient_bytes // facts.element_bytes for unit in facts.units]
+    with_state = facts.trainable_parameters - sum(learning[unit] for unit in parked.state)
+    with_gradient = facts.trainable_parameters - sum(learning[unit] for unit in parked.gradients)
     return {
         "weights": facts.parameters * facts.element_bytes,
-        "master": facts.parameters * (MASTER_BYTES - facts.element_bytes),
-        "optimizer_state": round(facts.parameters * STATE_BYTES),
-        "gradients": facts.parameters * facts.element_bytes,
+        "master": with_state * (MASTER_BYTES - facts.element_bytes),
+        "optimizer_state": round(with_state * STATE_BYTES),
+        "gradients": with_gradient * facts.element_bytes,
     }
 
 
@@ -123,7 +124,12 @@ def _static_host_bytes(program: Program) -> int:
 def _forwards(op: Op, unit: UnitFacts) -> float:
     """Compute of an operation in units of the unit's forward."""
     if op.kind == "loss":
-        return 1 + BACKWARD_FORWARDS  # the chunked head makes its gradients at once
+        return 1 + backward_forwards(unit)  # the chunked head makes its gradients at once
     if op.kind == "backward":
-        return 0.0 if unit.kind == "head" else REFORWARD[op.internals] + BACKWARD_FORWARDS
+        return 0.0 if unit.kind == "head" else REFORWARD[op.internals] + backward_forwards(unit)
     return 1.0
+
+
+def backward_forwards(unit: UnitFacts) -> float:
+    """Compute of a unit's gradients in units of its forward: one for its input, one for its weights that learn."""
+    return BACKWARD_FORWARDS - unit.frozen_parameters / unit.parameters

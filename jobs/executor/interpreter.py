@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ..errors import ProgramError
-from ..policy import Op, Program
+from ..policy import UPDATE_PHASE, Op, Program
+from ..policy.program import Kind
 from .devices import Device, Event
 from .transfers import Transfers, Work
 
@@ -44,7 +45,7 @@ class Interpreter:
         """Start a program; ``updates`` are the events of its first operations, which the step before has started."""
         self.reset(program)
         for self._next, op in enumerate(program.ops):
-            if op.kind != "update":
+            if op.kind not in UPDATE_PHASE:
                 break
             self._events[op.id] = updates.get(op.id, Event.ended())
 
@@ -57,8 +58,8 @@ class Interpreter:
 
     def upcoming(self) -> Op | None:
         """The next compute operation that the model drives, if the program has one."""
-        ops = self.program.ops
-        return next((op for op in ops[self._next :] if op.stream == "compute" and op.kind != "recompute"), None)
+        position = self.program.driven[self._next]
+        return self.program.ops[position] if position >= 0 else None
 
     def peek(self, kind: str, unit: int) -> Op:
         """The next compute operation that the model drives; raise ProgramError if it is not the one named."""
@@ -91,10 +92,16 @@ class Interpreter:
         self._events[op.id] = self._device.compute_event()
         self._device.recorder.add(op.id, "compute", self._started, 0)
         self._next += 1
-        for following in self.program.ops[self._next :]:
+        while not self.at_end:
+            following = self.program.ops[self._next]
             if following.stream == "compute" or following.kind == "offload":
                 break  # an offload's boundary comes with the next tick
             self._issue(following)
+
+    def run_out(self) -> None:
+        """Hand over what is left, when that is nothing that the model drives."""
+        while not self.at_end:
+            self._issue(self.program.ops[self._next])
 
     def submit(self, op: Op, work: Work, nbytes: int, after: Sequence[Event]) -> Event:
         """Hand work over to the operation's stream."""
@@ -125,6 +132,10 @@ class Interpreter:
     def has_run(self, name: str) -> bool:
         """Whether the operation was handed over."""
         return name in self._events
+
+    def events_of(self, kind: Kind) -> list[Event]:
+        """Events of the operations of a kind that were handed over."""
+        return [event for name, event in self._events.items() if name.startswith(f"{kind}.")]
 
     def wait_for_all(self) -> None:
         """Return when everything that was handed over has ended; raise what it raised."""

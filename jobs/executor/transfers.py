@@ -12,6 +12,7 @@ from ..policy import Op, Program
 from ..replay import Call
 from .devices import Device
 from .internals import Internals
+from .parking import KINDS, Parking
 from .stores import ActivationStore, HostUnit, Optimizer
 from .weights import DeviceWeights
 
@@ -45,11 +46,18 @@ class InFlight:
     squares: dict[int, float] = field(default_factory=dict)
     """Of each master's gradient."""
 
+    def forget(self, micro: int) -> None:
+        """Drop what belongs to one micro-batch."""
+        for held in (self.calls, self.kept, self.outgoing):
+            for key in [key for key in held if key[1] == micro]:
+                del held[key]
+
 
 class Transfers:
     """Prepares the operations of one program at a time; ``prepare`` is called in the program's order."""
 
     store: ActivationStore
+    parking: Parking
 
     def __init__(
         self,
@@ -70,14 +78,20 @@ class Transfers:
         self.in_flight = InFlight()
         self._weights.clear()
 
+    def forget(self, micro: int) -> None:
+        """The backward of a micro-batch will not come."""
+        self.in_flight.forget(micro)
+
     def allocate_gradients(self, program: Program) -> None:
-        """Host memory for the gradients of a training program."""
-        contributions = Counter(self._owner[op.unit] for op in program.ops if op.kind == "gradient")
-        for unit, count in contributions.items():
-            self._units[unit].gradient_buffer(self._device, count)
-        staging = [buffer for buffer in program.buffers if buffer.name.startswith("gradient_staging.")]
+        """Host memory for the gradients of the training program that is about to begin."""
+        terms = Counter(self._owner[op.unit] for op in program.ops if op.kind in ("gradient", "accumulate"))
+        for unit, count in terms.items():
+            if not self.parking.holds_gradient_of(unit):
+                self._units[unit].gradient_buffer(self._device, adds=count > 1)
+        sizes = [buffer.bytes for buffer in program.buffers if buffer.name.startswith("gradient_staging.")]
         dtype = self._units[0].dtype
-        self._staging = [self._device.host_empty(b.bytes // dtype.itemsize, dtype) for b in staging]
+        if sizes != [buffer.nbytes for buffer in self._staging]:
+            self._staging = [self._device.host_empty(size // dtype.itemsize, dtype) for size in sizes]
         self._adds = frozenset(op.id for op in program.ops if op.kind == "accumulate")
 
     @property
@@ -87,6 +101,8 @@ class Transfers:
 
     def prepare(self, op: Op) -> Transfer:
         """The work of any operation but compute and ``update``."""
+        if op.kind in KINDS:
+            return self.parking.prepare(op)
         transfer: Transfer = getattr(self, f"_{op.kind}")(op)
         return transfer
 
@@ -95,7 +111,11 @@ class Transfers:
         unit = self._units[op.unit]
         assert unit.gradient is not None
         gradient = unit.gradient
-        return lambda: unit.weights.update(gradient, step=update.step, scale=update.scale, lr=update.lr)
+
+        def work() -> None:
+            unit.weights.update(gradient, step=update.step, scale=update.scale, lr=update.lr)
+
+        return self.parking.update(op.unit, work)
 
     # ---- weights and activations
 
@@ -123,7 +143,7 @@ class Transfers:
 
     def _swap_in(self, op: Op) -> Transfer:
         key = (op.unit, op.micro)
-        return self.store.swap_in(key, self.in_flight.kept[key])
+        return self.store.swap_in(key, self.in_flight.kept.get(key))
 
     # ---- gradients
 
@@ -139,8 +159,10 @@ class Transfers:
         """The master's own buffer for its first gradient, the next staging buffer for those that are added to it."""
         addition, staged = op.id.replace("gradient.", "accumulate.", 1), self.in_flight.staged
         if addition in self._adds:
-            staged[addition] = self._staging[len(staged) % len(self._staging)][: owner.layout.numel]
+            staged[addition] = self._staging[len(staged) % len(self._staging)][: owner.learning.numel]
             return staged[addition]
+        if self.parking.holds_gradient_of(self._owner[op.unit]):
+            self.parking.place_gradient(self._owner[op.unit])
         assert owner.gradient is not None
         return owner.gradient
 

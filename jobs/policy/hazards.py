@@ -47,6 +47,8 @@ class Access:
 
 def check(program: Program, facts: ModelFacts) -> tuple[Hazard, ...]:
     """Every hazard of the program, all of them covered. Raises InvariantBroken otherwise."""
+    if program.whole:
+        _check_updates(program, facts)
     used = accesses(program, facts)
     found = tuple(hazards(program, used))
     for hazard in found:
@@ -56,8 +58,6 @@ def check(program: Program, facts: ModelFacts) -> tuple[Hazard, ...]:
                 hazard.invariant, hazard.later, f"it need not wait for {hazard.earlier}, which uses {hazard.place}"
             )
     _check_memory(program)
-    if program.whole:
-        _check_updates(program, facts)
     return found
 
 
@@ -87,8 +87,8 @@ def hazards(program: Program, used: tuple[Access, ...]) -> Iterator[Hazard]:
             writer[place] = op.id
 
 
-_FROM_BEFORE = ("master ", "gradient of ")
-"""Places that hold something when a step begins: weights, and the gradients of the step before."""
+_FROM_BEFORE = ("master ", "gradient of ", "state of ")
+"""Places that hold something when a step begins: weights, optimizer state, the gradients of the step before."""
 
 
 class _Places:
@@ -107,6 +107,8 @@ class _Places:
         self._uses: Counter[int] = Counter()
         self._nvme_uses = self._gradient_uses = 0
         self._host, self._nvme, self._swap = _Rooms("host"), _Rooms("nvme"), _Rooms("swapped")
+        self._parked = {op.unit for op in program.ops if op.kind == "read_gradient" and op.id.find("@") < 0}
+        self._states, self._gradients = _Ring(program, "state"), _Ring(program, "gradient")
         self._staging: dict[tuple[int, int], str] = {}
         self._staged: dict[tuple[int, int], str] = {}
         self._slot_holds: dict[int, int] = {}
@@ -193,23 +195,47 @@ class _Places:
 
     def _gradient(self, op: Op, key: str) -> Access:
         if (op.unit, op.micro) not in self._adds:
-            return Access((f"device gradient {key}",), (f"gradient of {self._owner[op.unit]}",))
+            return Access((f"device gradient {key}",), (self._gradient_of(op, arrives=True),))
         self._gradient_uses += 1
         staged = self._staged[op.unit, op.micro] = f"gradient staging {self._gradient_uses % GRADIENT_STAGING}"
         return Access((f"device gradient {key}",), (staged,))
 
     def _accumulate(self, op: Op, key: str) -> Access:
-        into = f"gradient of {self._owner[op.unit]}"
+        into = self._gradient_of(op)
         return Access((self._staged.pop((op.unit, op.micro)), into), (into,))
 
     def _norm(self, op: Op, key: str) -> Access:
-        return Access((f"gradient of {op.unit}",), (f"squares {op.unit}",))
+        return Access((self._gradient_of(op),), (f"squares {op.unit}",))
 
     def _clip(self, op: Op, key: str) -> Access:
         return Access(tuple(f"squares {owner}" for owner in sorted(set(self._owner))), ("clip",))
 
     def _update(self, op: Op, key: str) -> Access:
-        return Access((f"gradient of {op.unit}",), (f"master {op.unit}",))
+        state = self._states.of(op.unit)
+        return Access((self._gradient_of(op), *state), (f"master {op.unit}", *state))
+
+    def _gradient_of(self, op: Op, *, arrives: bool = False) -> str:
+        """A master's gradient: its own buffer, or for one on NVMe the ring's that it is in or now comes to."""
+        owner = self._owner[op.unit]
+        if owner not in self._parked:
+            return f"gradient of {owner}"
+        return self._gradients.take(owner) if arrives else self._gradients.of(owner)[0]
+
+    # ---- on NVMe
+
+    def _read_state(self, op: Op, key: str) -> Access:
+        return Access((f"state of {op.unit} on nvme",), (self._states.take(op.unit),))
+
+    def _write_state(self, op: Op, key: str) -> Access:
+        return Access(self._states.of(op.unit), (f"state of {op.unit} on nvme",))
+
+    def _read_gradient(self, op: Op, key: str) -> Access:
+        owner = self._owner[op.unit]
+        return Access((f"gradient of {owner} on nvme",), (self._gradients.take(owner),))
+
+    def _write_gradient(self, op: Op, key: str) -> Access:
+        owner = self._owner[op.unit]
+        return Access(self._gradients.of(owner), (f"gradient of {owner} on nvme",))
 
 
 class _Rooms:
@@ -235,6 +261,25 @@ class _Rooms:
         return place
 
 
+class _Ring:
+    """Host buffers through which units' states or gradients pass in turn."""
+
+    def __init__(self, program: Program, what: str) -> None:
+        self._what = what
+        self._count = sum(buffer.name.startswith(f"{what}_ring.") for buffer in program.buffers)
+        self._uses = 0
+        self._of: dict[int, str] = {}
+
+    def take(self, unit: int) -> str:
+        self._of[unit] = f"{self._what} ring {self._uses % self._count}"
+        self._uses += 1
+        return self._of[unit]
+
+    def of(self, unit: int) -> tuple[str, ...]:
+        """The buffer that the unit was given last; none if it never needs one."""
+        return (self._of[unit],) if unit in self._of else ()
+
+
 def _check_memory(program: Program) -> None:
     for buffer, now, promised in zip(program.buffers, program.moments, program.promised, strict=True):
         if now[0] < promised[0]:
@@ -245,7 +290,7 @@ def _check_memory(program: Program) -> None:
 
 
 def _check_updates(program: Program, facts: ModelFacts) -> None:
-    owners = {u for u, unit in enumerate(facts.units) if not unit.shares_weights_with}
+    owners = {u for u, unit in enumerate(facts.units) if unit.gradient_bytes and not unit.shares_weights_with}
     for kind in ("norm", "update"):
         count = Counter(op.unit for op in program.ops if op.kind == kind)
         for unit in sorted(owners | count.keys()):

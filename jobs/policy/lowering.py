@@ -7,14 +7,16 @@ layer that was used ``weight_slots`` layers before it is done; its weights, when
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ..errors import ProgramError
 from ..model_facts import ModelFacts, UnitFacts
 from .artifact import Home, Policy
 from .order import NORMS, Order, Phase, micro_batches
+from .parked import RING, Parked, RingUses, blocks, update_phase
 from .program import Buffer, Internals, Kind, Op, Program, Stream, Tier, unit_labels
 from .waits import without_implied
 
@@ -29,26 +31,38 @@ HEAD_AHEAD = 3
 _LOAD_PHASE = {"forward": "", "loss": "", "recompute": ".r", "backward": ".b"}
 
 
-def lower(policy: Policy, facts: ModelFacts, *, order: Order = ()) -> Program:
+def lower(
+    policy: Policy, facts: ModelFacts, *, order: Order = (), state_bytes: Mapping[int, int] | None = None
+) -> Program:
     """The program of one training step. Raises ProgramError for a policy made for other facts.
 
     ``order`` is by default forward and backward of each of the policy's micro-batches in turn. In another order, every
-    forward must have its backward, and `NORMS` is the last phase.
+    forward must have its backward, and `NORMS` is the last phase. ``state_bytes`` are the true bytes, by unit, of
+    optimizer state on NVMe; without them the 8-bit optimizer's count.
     """
     policy.check(facts)
-    lowering = _Lowering(policy, facts)
+    lowering = _Lowering(policy, facts, Parked.of(policy, facts, state_bytes))
     for phase in order or micro_batches(policy.accumulation):
         lowering.add(phase)
     return lowering.finish()
 
 
-def lower_phase(policy: Policy, facts: ModelFacts, phase: Phase, *, gradients: bool) -> Program:
-    """One phase of a step, to be run when all phases before it have ended.
+def lower_rest(policy: Policy, facts: ModelFacts, order: Order, *, gradients: bool) -> Program:
+    """Phases with which a step goes on, when all before them have ended, in another order than was thought.
 
-    ``gradients`` says whether the step has some already, to which those of this phase are to be added.
+    ``gradients`` says whether the step has some already, to which those of these phases are to be added. Raises
+    ProgramError where these are on NVMe, whose room is given out before the step.
     """
-    lowering = _Lowering(policy, facts, whole=False, gradients=gradients)
-    lowering.add(phase)
+    parked = Parked.of(policy, facts)
+    if parked.gradients and any(phase.kind in ("backward", "norms") for phase in order):
+        raise ProgramError(
+            "gradients on NVMe need a step of the policy's micro-batches, forward and backward in turn",
+            hint="set streamed.accumulation before a step that has fewer or more, or plan with gradients on the host",
+        )
+    lowering = _Lowering(policy, facts, Parked(parked.state, frozenset()), whole=False, gradients=gradients)
+    for phase in order:
+        lowering.add(phase)
+    return lowering.finish()
     return lowering.finish()
 
 
@@ -56,7 +70,7 @@ def lower_forward(facts: ModelFacts, *, weight_slots: int = 2) -> Program:
     """The program of one forward pass without gradients: what evaluation and generation run."""
     homes: list[Home] = ["gpu"] * (len(facts.layers) + 1)
     policy = Policy.from_homes(facts, homes, weight_slots=weight_slots)
-    return lower_phase(policy, facts, Phase("evaluate", 0), gradients=False)
+    return lower_rest(policy, facts, (Phase("evaluate", 0),), gradients=False)
 
 
 @dataclass(slots=True)
@@ -72,14 +86,16 @@ class _Compute:
 
 
 class _Lowering:
-    def __init__(self, policy: Policy, facts: ModelFacts, *, whole: bool = True, gradients: bool = False) -> None:
+    def __init__(
+        self, policy: Policy, facts: ModelFacts, parked: Parked, *, whole: bool = True, gradients: bool = False
+    ) -> None:
         self.whole, self.gradients, self.order = whole, gradients, list[Phase]()
-        self.policy, self.facts, self.units = policy, facts, facts.units
+        self.policy, self.facts, self.units, self.parked = policy, facts, facts.units, parked
         self.labels = unit_labels(tuple(u.kind for u in self.units), tuple(u.name for u in self.units))
         self.first, self.layers, self.head = len(facts.before), len(facts.layers), len(self.units) - 1
         by_name = {unit.name: i for i, unit in enumerate(self.units)}
         self.owner = [by_name.get(unit.shares_weights_with, i) for i, unit in enumerate(self.units)]
-        self.owned = [u for u in range(len(self.units)) if self.owner[u] == u]
+        self.learning = [u for u, unit in enumerate(self.units) if self.owner[u] == u and unit.gradient_bytes]
         self.computes: list[_Compute] = []
         self.position: dict[str, int] = {}
         self.early: dict[int, list[Op]] = defaultdict(list)  # what is issued just before the compute operation there
@@ -144,6 +160,11 @@ class _Lowering:
 
     def finish(self) -> Program:
         """Place every transfer and buffer around the compute operations."""
+        self.contributions = Counter(self.owner[c.unit] for c in self.computes if c.kind == "backward")
+        updates = self._updates()
+        self.gradient_ring = RingUses(
+            [f"update.{self.labels[op.unit]}" for op in updates if op.kind == "read_gradient"]
+        )
         for position, compute in enumerate(self.computes):
             self._wait_for_copies_out(position, compute)
             self._place_load(position, compute)
@@ -164,7 +185,7 @@ class _Lowering:
         if NORMS in self.order:
             self._place_norms()
         self._hold_static()
-        ops = (*self._updates(), *self._in_order(), *self._clip())
+        ops = (*updates, *self._in_order(), *self._clip())
         if not self.whole:
             ops = _without_waits_for_others(ops)
         known = {op.id for op in ops}
@@ -219,7 +240,8 @@ class _Lowering:
     def _load(self, compute: _Compute, *, at: int, freed_by: int = -1) -> str:
         """Load weights before the compute operation at ``at``, when the one at ``freed_by`` has left their buffer."""
         label = self.labels[compute.unit]
-        after = [f"update.{self.labels[self.owner[compute.unit]]}"]
+        owner = self.owner[compute.unit]
+        after = [f"update.{self.labels[owner]}"] if self.units[owner].gradient_bytes else []
         if freed_by >= 0:
             after.append(self.computes[freed_by].id)
         name = f"load.{label}{_LOAD_PHASE[compute.kind]}@{compute.micro}"
@@ -306,26 +328,58 @@ class _Lowering:
 
     def _place_gradient(self, position: int, compute: _Compute) -> None:
         """Copy a unit's gradient out; all but the first that a master gets are added to what is there."""
-        owner, size = self.owner[compute.unit], self.units[compute.unit].weight_bytes
+        owner, size = self.owner[compute.unit], self.units[compute.unit].gradient_bytes
+        if not size:
+            return  # all of it is frozen
         adds = self.gradients or bool(self.issued[f"into.{owner}"])
         after = [compute.id]
         if adds and len(self.issued["accumulate"]) >= GRADIENT_STAGING:
             after.append(self.issued["accumulate"][-GRADIENT_STAGING])
+        into = self._place_on_host(position, compute, adds)
+        after += [] if adds else into
         landed = gradient = self._transfer(position + 1, "gradient", "d2h", compute, size, after)
         made_by = self._id("loss", compute.unit, compute.micro) if compute.unit == self.head else compute.id
         self._hold(gradient, "gpu", size, made_by, gradient)
         if adds:
-            landed = self._transfer(position + 1, "accumulate", "cpu", compute, size, [gradient])
+            landed = self._transfer(position + 1, "accumulate", "cpu", compute, size, [gradient, *into])
         self.issued[f"into.{owner}"].append(landed)
+        if owner in self.parked.gradients and len(self.issued[f"into.{owner}"]) < self.contributions[owner]:
+            size = self._host_gradient_bytes(owner)
+            self._transfer(position + 1, "write_gradient", "nvme_write", compute, size, [landed])
+
+    def _place_on_host(self, position: int, compute: _Compute, adds: bool) -> list[str]:
+        """What makes a parked gradient's place on the host ready: its buffer's last use, or the read of its sum so far.
+
+        The sum is read while the unit's next contribution is computed.
+        """
+        owner = self.owner[compute.unit]
+        if owner not in self.parked.gradients:
+            return []
+        empty = self.gradient_ring.take(self._id("write_gradient", compute.unit, compute.micro))
+        if not adds:
+            return empty
+        _, before = self.issued[f"into.{owner}"][-1].split(".", 1)
+        after = [f"write_gradient.{before}", *empty]
+        size = self._host_gradient_bytes(owner)
+        return [self._transfer(position, "read_gradient", "nvme_read", compute, size, after)]
+
+    def _host_gradient_bytes(self, owner: int) -> int:
+        """Bytes of a gradient on the host: float32 where contributions are added up."""
+        elements = self.units[owner].gradient_bytes // self.facts.element_bytes
+        return elements * (4 if self.gradients or self.contributions[owner] > 1 else self.facts.element_bytes)
 
     def _place_norms(self) -> None:
         """Sum the squares of each master's gradient right after its last contribution has landed."""
-        landed = {owner: self.issued[f"into.{owner}"][-1:] for owner in self.owned}
+        landed = {owner: self.issued[f"into.{owner}"][-1:] for owner in self.learning}
         at = {owner: self.placed_at[names[0]] if names else 0 for owner, names in landed.items()}
-        for owner in sorted(self.owned, key=at.__getitem__):
-            size = self.units[owner].weight_bytes
+        for owner in sorted(self.learning, key=at.__getitem__):
+            size = self.units[owner].gradient_bytes
             norm = Op(f"norm.{self.labels[owner]}", "norm", "cpu", owner, 0, size, tuple(landed[owner]))
             self._issue(at[owner], norm)
+            if owner in self.parked.gradients:
+                last, size = landed[owner][0].split(".", 1)[1], self._host_gradient_bytes(owner)
+                written = Op(f"write_gradient.{last}", "write_gradient", "nvme_write", owner, 0, size, (norm.id,))
+                self._issue(at[owner], written)
 
     def _transfer(self, at: int, kind: Kind, stream: Stream, compute: _Compute, size: int, after: list[str]) -> str:
         name = self._id(kind, compute.unit, compute.micro)
@@ -398,6 +452,15 @@ class _Lowering:
         for name, kind, count in (("nvme", "write", NVME_STAGING), ("gradient", "accumulate", GRADIENT_STAGING)):
             for slot in range(count):
                 self._hold(f"{name}_staging.{slot}", "host", moved[kind])
+        self._hold_parked()
+
+    def _hold_parked(self) -> None:
+        gradients = {unit: self._host_gradient_bytes(unit) for unit in self.parked.gradients}
+        for name, sizes in (("state", self.parked.state), ("gradient", gradients)):
+            for slot in range(min(RING, len(sizes))):
+                self._hold(f"{name}_ring.{slot}", "host", max(sizes.values()))
+            for unit, size in sorted(sizes.items()):
+                self._hold(f"{name}_home.{self.labels[unit]}", "nvme", blocks(size))
 
     def _hold(self, name: str, tier: Tier, size: int, acquired_by: str = "", *released_by: str) -> None:
         if size:
@@ -409,9 +472,8 @@ class _Lowering:
         """Apply the gradients of the step before, in the order in which the forward pass needs the weights."""
         if not self.whole:
             return []
-        return [
-            Op(f"update.{self.labels[u]}", "update", "cpu", u, bytes=self.units[u].weight_bytes) for u in self.owned
-        ]
+        sizes = [unit.gradient_bytes for unit in self.units]
+        return update_phase(self.parked, self.learning, self.labels, sizes, self._host_gradient_bytes)
 
     def _in_order(self) -> list[Op]:
         ops: list[Op] = []

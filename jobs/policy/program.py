@@ -24,14 +24,17 @@ import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 from .order import Order
 
 Kind = Literal[
     "update", "load", "forward", "offload", "write", "swap_out", "loss", "read", "reload", "swap_in",
     "recompute", "backward", "gradient", "accumulate", "norm", "clip",
+    "read_state", "write_state", "read_gradient", "write_gradient",
 ]  # fmt: skip
+UPDATE_PHASE: Final[frozenset[Kind]] = frozenset({"update", "read_state", "write_state", "read_gradient"})
+"""Kinds of the first operations of a training program: they apply the gradients of the step before."""
 Stream = Literal["compute", "h2d", "d2h", "nvme_read", "nvme_write", "cpu"]
 Tier = Literal["gpu", "host", "nvme"]
 Internals = Literal["none", "matmuls", "all"]
@@ -85,6 +88,16 @@ class Program:
     def index(self) -> dict[str, int]:
         """Position of each operation."""
         return {op.id: i for i, op in enumerate(self.ops)}
+
+    @cached_property
+    def driven(self) -> tuple[int, ...]:
+        """For each position, that of the first operation from there on that the model drives; -1 if there is none."""
+        found, following = [-1], -1
+        for i in range(len(self.ops) - 1, -1, -1):
+            if self.ops[i].stream == "compute" and self.ops[i].kind != "recompute":
+                following = i
+            found.append(following)
+        return tuple(reversed(found))
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:

@@ -196,7 +196,7 @@ class Choices:
             self._bound_forward(i, held[i])
             self._bound_backward(i, held[i + 1])
         head, last = facts.head, len(self.layers) - 1
-        fixed = 3 * self.sizes[-1] + head.backward_workspace_bytes + 2 * head.weight_bytes
+        fixed = 3 * self.sizes[-1] + head.backward_workspace_bytes + head.weight_bytes + head.gradient_bytes
         self._bound(fixed, held[-1], self._coming(last + 1))
 
     def _bound(self, fixed: float, held: Term, other: Term) -> None:
@@ -214,7 +214,7 @@ class Choices:
         layer = self.facts.layers[i]
         after = [*self.facts.layers, *self.facts.after, self.facts.head]
         leaving = after[i : i + self.problem.shape.staging_slots]
-        fixed = 2 * self.sizes[i] + layer.backward_workspace_bytes + sum(unit.weight_bytes for unit in leaving)
+        fixed = 2 * self.sizes[i] + layer.backward_workspace_bytes + sum(unit.gradient_bytes for unit in leaving)
         spared = mathopt.fast_sum(
             min(layer.backward_workspace_bytes, internals_bytes(layer, kept)) * variable
             for (_, kept, _), variable in self.kept_of(i)

@@ -41,19 +41,18 @@ class Floor:
         sorts = sorts_of(facts)
         program = lower(keep_all(facts, accumulation=number), facts)
         compute = [op for op in program.ops if op.stream == "compute"]
-        first = next(op for op in program.ops if op.kind == "update")
-        load = next(op for op in program.ops if op.kind == "load")
-        last = [op for op in program.ops if op.kind == "gradient"][-1]
+        first = [op for op in program.ops if op.kind == "load"][:1]
+        last = [op for op in program.ops if op.kind == "gradient" and op.unit == 0][-1:]
         forward_s = [number * forward_seconds(layer, facts, profile) for layer in facts.layers]
         size = {(s, k): internals_bytes(layer, k) for s, layer in zip(sorts, facts.layers, strict=True) for k in _KEPT}
         return cls(
-            edge_s=sum(op_seconds(op, facts, profile) for op in (first, load, last)),
+            edge_s=sum(op_seconds(op, facts, profile) for op in (*first, *last)),
             compute_s=sum(op_seconds(op, facts, profile) for op in compute) + sum(forward_s),
             forward_s=min(forward_s),
             spared_s={(s, k): (1 - REFORWARD[k]) * f for s, f in zip(sorts, forward_s, strict=True) for k in _KEPT},
             size=size,
             boundary_bytes=min(facts.boundary_bytes),
-            fixed_bytes=facts.side_bytes + facts.head.backward_workspace_bytes + 2 * facts.head.weight_bytes,
+            fixed_bytes=facts.side_bytes + facts.head.backward_workspace_bytes + facts.head.weight_bytes,
             slot_bytes=max(layer.weight_bytes for layer in facts.layers),
             lightest_bytes=min(layer.weight_bytes for layer in facts.layers),
             layers=len(facts.layers),

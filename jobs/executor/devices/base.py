@@ -36,10 +36,10 @@ class Event:
         self._ended.set()
 
     @classmethod
-    def ended(cls) -> Event:
-        """An event of work that is already done."""
+    def ended(cls, error: BaseException | None = None) -> Event:
+        """An event of work that is already done, or has failed."""
         event = cls()
-        event.end()
+        event.end(error)
         return event
 
 

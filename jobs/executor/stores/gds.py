@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,7 @@ class KvikioFile(ScratchFile):
     def _open(self, path: Path) -> None:
         if not available():
             raise InputError("GPUDirect Storage needs kvikio", hint="pip install kvikio-cu12, or leave it out")
-        import kvikio
-
-        self._file = kvikio.CuFile(path, "r+")
+        self._file: Any = importlib.import_module("kvikio").CuFile(path, "r+")
 
     @property
     def how(self) -> str:
