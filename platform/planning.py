@@ -100,8 +100,17 @@ def facts_of(source: ModelSource, *, batch: int, length: int, dtype: DType = "bf
     return model_facts(source, micro_batch=batch, sequence_length=length, dtype=dtype)
 
 
-def make_plan(facts: ModelFacts, profile: HardwareProfile, limits: Limits) -> Plan:
-    """The planner's answer; a plan that does not fit is an answer too."""
+def make_plan(
+    facts: ModelFacts,
+    profile: HardwareProfile,
+    limits: Limits,
+    *,
+    facts_at: Callable[[int], ModelFacts] | None = None,
+) -> Plan:
+    """The planner's answer; a plan that does not fit is an answer too.
+
+    With ``facts_at`` it says whether a smaller micro-batch would fit.
+    """
     return plan(
         facts,
         profile,
@@ -110,6 +119,7 @@ def make_plan(facts: ModelFacts, profile: HardwareProfile, limits: Limits) -> Pl
         host_memory=limits.host_memory,
         nvme=limits.nvme,
         solve_seconds=limits.solve_seconds,
+        facts_at=facts_at,
     )
 
 
@@ -128,6 +138,8 @@ def does_not_fit(answer: Plan) -> DoesNotFit:
         for r in answer.reasons
     )
     hint = answer.reasons[0].hint if answer.reasons else ""
+    if answer.changes:
+        hint = "; or ".join(change.words for change in answer.changes)
     return DoesNotFit(f"no plan fits: {short}", reasons=reasons, hint=hint)
 
 

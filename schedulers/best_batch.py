@@ -13,7 +13,7 @@ from typing import Any, Final
 from ..jobs.errors import DoesNotFit, InputError, OutOfTime
 from ..jobs.model_facts import ModelFacts
 from .hardware import HardwareProfile
-from .planner import Plan, plan
+from .planner import Plan, fits, plan
 
 GRID: Final = 6
 """Batches tried between the smallest and the largest that fits, evenly on a logarithmic scale."""
@@ -85,7 +85,16 @@ def best_batch(
             known[batch] = _plan(facts_of, profile, batch, global_batch, options)
         return known[batch]
 
-    largest = _largest(batches, attempt)
+    known[batches[0]] = first = attempt(batches[0])
+    if not first.answer.feasible:
+        raise _nothing_fits(first)
+
+    def fit(batch: int) -> bool:
+        accumulation = (global_batch or batch) // batch
+        memory = {name: options[name] for name in ("gpu_memory", "host_memory", "nvme") if name in options}
+        return fits(facts_of(batch), profile, accumulation=accumulation, **memory)
+
+    largest = _largest(batches, fit)
     for batch in _grid([b for b in batches if b <= largest]):
         attempt(batch)
     _refine([b for b in batches if b <= largest], known, attempt)
@@ -119,30 +128,32 @@ def _plan(
     return Tried(batch, accumulation, answer)
 
 
-def _largest(batches: list[int], attempt: Callable[[int], Tried]) -> int:
+def _nothing_fits(first: Tried) -> DoesNotFit:
+    reasons = first.answer.reasons
+    return DoesNotFit(
+        f"not even a micro-batch of {first.micro_batch} fits",
+        reasons=tuple(reason.model_dump(mode="json") for reason in reasons),
+        hint=reasons[0].hint if reasons else "",
+    )
+
+
+def _largest(batches: list[int], fit: Callable[[int], bool]) -> int:
     """The largest batch that fits, to within a sixteenth: doubling, then bisection.
 
-    More rows never fit where fewer do not.
+    More rows never fit where fewer do not, and the first batch does.
     """
-    first = attempt(batches[0])
-    if not first.answer.feasible:
-        raise DoesNotFit(
-            f"not even a micro-batch of {batches[0]} fits",
-            reasons=tuple(reason.model_dump(mode="json") for reason in first.answer.reasons),
-            hint=first.answer.reasons[0].hint if first.answer.reasons else "",
-        )
-    fits, step = 0, 1
-    fails = len(batches)
-    while fits + step < len(batches):
-        if not attempt(batches[fits + step]).answer.feasible:
-            fails = fits + step
+    few, step = 0, 1
+    many = len(batches)
+    while few + step < len(batches):
+        if not fit(batches[few + step]):
+            many = few + step
             break
-        fits += step
+        few += step
         step *= 2
-    while fails - fits > max(1, fits // 16):
-        middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if attempt(batches[middle]).answer.feasible else (fits, middle)
-    return batches[fits]
+    while many - few > max(1, few // 16):
+        middle = (few + many) // 2
+        few, many = (middle, many) if fit(batches[middle]) else (few, middle)
+    return batches[few]
 
 
 def _grid(batches: list[int]) -> list[int]:

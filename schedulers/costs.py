@@ -9,45 +9,61 @@ from ..jobs.pinning import decide_pinning
 from ..jobs.policy import MASTER_BYTES, STATE_BYTES, Op, Parked, Policy, Program, lower
 from ..jobs.policy.artifact import Home
 from ..jobs.policy.program import Internals
-from .hardware import HardwareProfile
+from .hardware import BYTES_PER_UPDATE, HardwareProfile
 
 BACKWARD_FORWARDS: Final = 2.0
 """Backward costs two forwards: one product for the gradient of the input, one for that of the weights."""
 REFORWARD: Final[dict[Internals, float]] = {"none": 1.0, "matmuls": 0.13, "all": 0.0}
 """Forwards that backward repeats, by what is kept; 0.13 for the element-wise rest was measured on a Llama layer."""
 
-_LINKS: Final = {
-    "load": "h2d_bytes_s",
-    "reload": "h2d_bytes_s",
-    "swap_in": "h2d_bytes_s",
-    "offload": "d2h_bytes_s",
-    "swap_out": "d2h_bytes_s",
-    "gradient": "d2h_bytes_s",
-    "write": "nvme_write_bytes_s",
-    "read": "nvme_read_bytes_s",
-    "read_state": "nvme_read_bytes_s",
-    "write_state": "nvme_write_bytes_s",
-    "read_gradient": "nvme_read_bytes_s",
-    "write_gradient": "nvme_write_bytes_s",
+LINK_RATES: Final = {
+    "h2d": "h2d_bytes_s",
+    "d2h": "d2h_bytes_s",
+    "nvme_write": "nvme_write_bytes_s",
+    "nvme_read": "nvme_read_bytes_s",
 }
+"""The field of the profile that says how fast each link is."""
 HOST_PASSES: Final = {"accumulate": 3, "norm": 1}
 """How often a host operation touches its gradient's bytes: adding reads two and writes one, the norm reads."""
 
 
 def op_seconds(op: Op, facts: ModelFacts, profile: HardwareProfile) -> float:
     """Seconds that ``op`` takes alone on its stream."""
-    if op.kind in _LINKS:
-        rate: float = getattr(profile, _LINKS[op.kind])
+    return _seconds(op, facts.units, facts, profile)
+
+
+def program_seconds(program: Program, facts: ModelFacts, profile: HardwareProfile) -> list[float]:
+    """Seconds that each operation takes alone on its stream."""
+    units = facts.units
+    return [_seconds(op, units, facts, profile) for op in program.ops]
+
+
+def _seconds(op: Op, units: tuple[UnitFacts, ...], facts: ModelFacts, profile: HardwareProfile) -> float:
+    if op.stream in LINK_RATES:
+        rate: float = getattr(profile, LINK_RATES[op.stream])
         return op.bytes / rate
     if op.kind == "update":
-        return facts.units[op.unit].trainable_parameters / profile.update_parameters_s
+        return units[op.unit].trainable_parameters / profile.update_parameters_s
     if op.kind in HOST_PASSES:
         return HOST_PASSES[op.kind] * op.bytes / profile.host_bytes_s
     if op.kind == "clip":
         return 0.0
-    return _forwards(op, facts.units[op.unit]) * forward_seconds(facts.units[op.unit], facts, profile) + (
-        profile.operation_overhead_s
-    )
+    unit = units[op.unit]
+    return _forwards(op, unit) * forward_seconds(unit, facts, profile) + profile.operation_overhead_s
+
+
+def host_traffic(program: Program, facts: ModelFacts, profile: HardwareProfile) -> float:
+    """Bytes that a step reads from and writes to host memory."""
+    units = facts.units
+    updated = sum(units[op.unit].trainable_parameters for op in program.ops if op.kind == "update")
+    passed = sum(HOST_PASSES[op.kind] * op.bytes for op in program.ops if op.kind in HOST_PASSES)
+    moved = sum(op.bytes for op in program.ops if op.stream in LINK_RATES)
+    return updated * update_traffic(profile) + passed + moved
+
+
+def update_traffic(profile: HardwareProfile) -> float:
+    """Bytes of host memory that one parameter's update touches; fewer where it was measured faster than they allow."""
+    return min(BYTES_PER_UPDATE, profile.host_bytes_s / profile.update_parameters_s)
 
 
 def forward_seconds(unit: UnitFacts, facts: ModelFacts, profile: HardwareProfile) -> float:

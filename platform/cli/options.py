@@ -20,3 +20,6 @@ NvmeRead = Annotated[float | None, typer.Option(help="NVMe read rate, in GB per 
 NvmeWrite = Annotated[float | None, typer.Option(help="NVMe write rate, in GB per second.")]
 HostRate = Annotated[float | None, typer.Option(help="Host memory bandwidth, in GB per second.")]
 Efficiency = Annotated[float | None, typer.Option(help="Share of the GPU's matrix rate that layers reach.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", help="Draw the policy and its predicted step into this HTML file.")
+]

@@ -12,6 +12,7 @@ from rich.console import Console
 from ...jobs.errors import InputError
 from . import options
 from .output import Output
+from .picture import write_page
 from .tables import homes_line, memory_table, prediction_table, reasons_table, solver_line
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def command(
     host_gbps: options.HostRate = None,
     efficiency: options.Efficiency = None,
     out: Annotated[Path | None, typer.Option(help="Write the policy here.")] = None,
+    html: options.Html = None,
     settings: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
@@ -72,10 +74,17 @@ def command(
             solve_seconds=solve_seconds,
         )
         shape = _Shape.of(job, model, batch, length, dtype)
-        facts = facts_of(find_model(shape.model), batch=shape.batch, length=shape.length, dtype=shape.dtype)
-        answer = make_plan(facts, profile, limits)
+        source = find_model(shape.model)
+
+        def facts_at(batch: int) -> ModelFacts:
+            return facts_of(source, batch=batch, length=shape.length, dtype=shape.dtype)
+
+        facts = facts_at(shape.batch)
+        answer = make_plan(facts, profile, limits, facts_at=facts_at)
         if answer.policy is not None and out is not None:
             answer.policy.save(out)
+        if answer.policy is not None and html is not None:
+            write_page(html, answer.policy, facts, profile)
         output.result(answer.to_dict(), lambda console: draw(console, answer, facts, profile))
         if not answer.feasible:
             raise typer.Exit(3)
@@ -134,6 +143,8 @@ def draw(console: Console, answer: Plan, facts: ModelFacts, profile: HardwarePro
     if answer.policy is None or answer.predicted is None:
         console.print("[red]does not fit[/red]")
         console.print(reasons_table(answer.reasons))
+        for change in answer.changes:
+            console.print(f"fits with {change.words}: {change.tokens_per_s:,.0f} tokens/s")
         return
     console.print(homes_line(answer.policy))
     console.print(solver_line(answer))

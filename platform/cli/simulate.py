@@ -11,6 +11,7 @@ from rich.console import Console
 from ...jobs.units import format_bytes
 from . import options
 from .output import Output
+from .picture import write_page
 from .tables import homes_line, timeline_table
 
 EPILOG = "Example:  lazytrain simulate policy.json --gpu RTX3090 --model qwen2.5-7b --trace step.json"
@@ -22,6 +23,7 @@ def command(
     model: Annotated[str, typer.Option(help="The model the policy was made for: HF directory or id, config, shape.")],
     dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Compute dtype.")] = "bfloat16",
     trace: Annotated[Path | None, typer.Option(help="Write a Perfetto trace here.")] = None,
+    html: options.Html = None,
     as_json: options.Json = False,
 ) -> None:
     """Run a policy on paper: when each operation runs, who waits for whom, how full each memory gets."""
@@ -39,6 +41,8 @@ def command(
         timeline = run(decided, facts, profile)
         if trace is not None:
             timeline.save_trace(trace)
+        if html is not None:
+            write_page(html, decided, facts, profile)
         data: dict[str, Any] = {
             "step_s": timeline.step_s,
             "predicted": predict(decided, facts, profile).model_dump(mode="json"),

@@ -28,6 +28,7 @@ class Instruments:
     host_bytes_s: Callable[[], float] = rates.host_bytes_s
     update_parameters_s: Callable[[], float] = rates.update_parameters_s
     link_bytes_s: Callable[[torch.device], tuple[float, float]] = rates.link_bytes_s
+    operation_overhead_s: Callable[..., float] = rates.operation_overhead_s
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def measure(
 
 def _emulated(base: HardwareProfile, use: Instruments, disk: DiskTier | None) -> dict[str, object]:
     return {
-        "matmul_flops": _matmul(use, torch.device("cpu")),
+        **_compute(use, torch.device("cpu")),
         "nvme_bytes": min(base.nvme_bytes or _room(disk), _room(disk)),
         "nvme_read_bytes_s": min(base.nvme_read_bytes_s, _speed(disk, "read", base.nvme_read_bytes_s)),
         "nvme_write_bytes_s": min(base.nvme_write_bytes_s, _speed(disk, "write", base.nvme_write_bytes_s)),
@@ -93,7 +94,7 @@ def _cuda(use: Instruments, disk: DiskTier | None) -> dict[str, object]:
         "kind": name,
         "device": "cuda",
         "gpu_memory_bytes": free,
-        "matmul_flops": _matmul(use, device),
+        **_compute(use, device),
         "h2d_bytes_s": there,
         "d2h_bytes_s": back,
         **_disk_fields(disk),
@@ -108,15 +109,18 @@ def _cpu(use: Instruments, disk: DiskTier | None, memory: HostMemory) -> dict[st
         "kind": "cpu",
         "device": "cpu",
         "gpu_memory_bytes": memory.free_bytes,
-        "matmul_flops": _matmul(use, torch.device("cpu")),
+        **_compute(use, torch.device("cpu")),
         "h2d_bytes_s": copy,
         "d2h_bytes_s": copy,
         **_disk_fields(disk),
     }
 
 
-def _matmul(use: Instruments, device: torch.device) -> dict[str, float]:
-    return {dtype: use.matmul_flops(dtype, device=device) for dtype in rates.DTYPES}
+def _compute(use: Instruments, device: torch.device) -> dict[str, object]:
+    return {
+        "matmul_flops": {dtype: use.matmul_flops(dtype, device=device) for dtype in rates.DTYPES},
+        "operation_overhead_s": use.operation_overhead_s(device=device),
+    }
 
 
 def _disk_fields(disk: DiskTier | None) -> dict[str, object]:

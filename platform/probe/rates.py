@@ -43,6 +43,23 @@ def matmul_flops(dtype: str, *, device: torch.device, seconds: float = 0.4) -> f
     return 2.0 * side**3 / took
 
 
+def operation_overhead_s(*, device: torch.device, seconds: float = 0.2) -> float:
+    """Seconds of a layer's forward that are not arithmetic: Python and launches.
+
+    It is the time of a decoder layer so small that its arithmetic takes none. On a GPU the calls return before the work
+    is done, and while they do a larger layer would compute; what counts is the time of the calls.
+    """
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True, norm_first=True).to(device)
+    states = torch.zeros(1, 4, 32, device=device)
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            result: torch.Tensor = layer(states)
+        return result
+
+    return median_seconds(forward, seconds=seconds)
+
+
 def host_bytes_s(*, size_bytes: int = 128 * 2**20, seconds: float = 0.4) -> float:
     """Bytes per second of host memory: a copy larger than the caches reads and writes every byte once."""
     source = torch.ones(size_bytes, dtype=torch.uint8)

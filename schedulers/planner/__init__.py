@@ -1,11 +1,12 @@
 """Decides policies: `plan` answers a question, `paper` is the solver behind it, `instance` what the solver sees."""
 
-from .answer import Plan, Reason, Solver
+from .answer import Change, Plan, Reason, Solver
 from .instance import Instance, Link, Price, make_instance, price
 from .paper import Solution, least_bytes, solve
-from .plan import plan
+from .plan import fits, plan
 
 __all__ = [
+    "Change",
     "Instance",
     "Link",
     "Plan",
@@ -14,6 +15,7 @@ __all__ = [
     "Solution",
     "Solver",
     "least_bytes",
+    "fits",
     "make_instance",
     "plan",
     "price",

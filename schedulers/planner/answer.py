@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -36,6 +36,16 @@ class Reason(Frozen):
     hint: str
 
 
+class Change(Frozen):
+    """Something that would make it fit; it was planned with, so it does."""
+
+    what: Literal["gpu_memory", "host_memory", "nvme", "memory", "batch", "master"]
+    words: str
+    step_s: float
+    """Step time of a plan with the change, not searched for long."""
+    tokens_per_s: float
+
+
 class Plan(Frozen):
     """The answer to one question; ``policy``, ``predicted`` and ``solver`` are there when it is feasible."""
 
@@ -44,12 +54,18 @@ class Plan(Frozen):
     predicted: Predicted | None = None
     solver: Solver | None = None
     reasons: tuple[Reason, ...] = ()
+    changes: tuple[Change, ...] = ()
+    """What would make it fit, the cheapest first: settings before hardware."""
     baselines: dict[str, Predicted] = Field(default_factory=dict)
     """What the fixed rules that fit would take."""
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as ``lazytrain plan --json`` prints it."""
         if not self.feasible:
-            return {"feasible": False, "reasons": [reason.model_dump(mode="json") for reason in self.reasons]}
+            return {
+                "feasible": False,
+                "reasons": [reason.model_dump(mode="json") for reason in self.reasons],
+                "changes": [change.model_dump(mode="json") for change in self.changes],
+            }
         dumped = self.model_dump(mode="json", by_alias=True)
         return {key: dumped[key] for key in ("feasible", "solver", "policy", "predicted", "baselines")}

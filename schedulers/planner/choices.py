@@ -21,6 +21,8 @@ INTERNALS_HOMES: Final[tuple[Literal["gpu", "host"], ...]] = ("gpu", "host")
 Term = Any
 """A linear expression of the solver's, or a number."""
 Edge = tuple[int, int]
+Group = tuple[Any, ...]
+"""What the choices of interchangeable layers have in common, for example ``("kept", 0, "all", "gpu")``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +46,50 @@ class Problem:
     """Only step times up to this one are looked for."""
     longest_block: int = 8
     accumulation: int = 1
+    residents: tuple[int, int] = (0, 0)
+    """Fewest and most layers that stay on the GPU beside those of the shape, any of them, as the solver likes."""
 
 
 class Choices:
-    """Blocks, homes and kept internals: one edge per block, split by whether its first boundary is on the GPU."""
+    """Blocks, homes and kept internals: one edge per block, split by whether its first boundary is on the GPU.
 
-    def __init__(self, model: Any, problem: Problem) -> None:
-        self.model, self.problem, self.facts = model, problem, problem.facts
+    Without ``whole`` layers may choose in parts; only how many of them choose what stays a whole number (`totals`).
+    """
+
+    def __init__(self, model: Any, problem: Problem, *, whole: bool = True) -> None:
+        self.model, self.problem, self.facts, self.whole = model, problem, problem.facts, whole
+        self.parts: dict[Group, list[Any]] = defaultdict(list)
+        self.totals: dict[Group, Any] = {}
         self.sizes, self.layers = problem.facts.boundary_bytes, range(len(problem.facts.layers))
         self.unit = max(self.sizes)
         self.host_room, self.nvme_room = self._rooms()
         self.has_away = max(self.host_room, self.nvme_room) >= min(self.sizes)
         self._add_edges()
-        self.nvme = [model.add_binary_variable() if self.nvme_room >= self.sizes[i] else None for i in self.layers]
+        self.nvme = [self._choice(("nvme",)) if self.nvme_room >= self.sizes[i] else None for i in self.layers]
         self.kept: dict[tuple[int, Kept, Literal["gpu", "host"]], Any] = {}
         self._add_kept()
         self._add_path()
         self._add_budgets()
         self._add_gpu_memory()
+        if not whole:
+            self._add_totals()
 
     # ---- variables
+
+    def _choice(self, *groups: Group) -> Any:
+        if self.whole:
+            return self.model.add_binary_variable()
+        variable = self.model.add_variable(lb=0.0, ub=1.0)
+        for group in groups:
+            self.parts[group].append(variable)
+        return variable
+
+    def _add_totals(self) -> None:
+        """Equal layers are interchangeable, so to branch on how many of them do something is to branch on it all."""
+        for group, variables in self.parts.items():
+            total = self.model.add_integer_variable(lb=0, ub=len(variables))
+            self.model.add_linear_constraint(total == mathopt.fast_sum(variables))
+            self.totals[group] = total
 
     def _rooms(self) -> tuple[int, int]:
         budgets = self.problem.budgets
@@ -78,7 +104,8 @@ class Choices:
         self.arriving: dict[int, list[Edge]] = defaultdict(list)
         for start in self.layers:
             for end in range(start + 1, min(len(self.layers), start + self.problem.longest_block) + 1):
-                self.edges[start, end] = [self.model.add_binary_variable() for _ in range(1 + self.has_away)]
+                length: Group = ("block", end - start)
+                self.edges[start, end] = [self._choice(length, ("away", k)) for k in range(1 + self.has_away)]
                 self.leaving[start].append((start, end))
                 self.arriving[end].append((start, end))
         self.chosen = {edge: mathopt.fast_sum(variables) for edge, variables in self.edges.items()}
@@ -88,13 +115,14 @@ class Choices:
         ]
 
     def _add_kept(self) -> None:
+        sorts = sorts_of(self.facts)
         for i in self.layers:
             for kept in KEPT:
                 size = internals_bytes(self.facts.layers[i], kept)
                 if size:
-                    self.kept[i, kept, "gpu"] = self.model.add_binary_variable()
+                    self.kept[i, kept, "gpu"] = self._choice(("kept", sorts[i], kept, "gpu"))
                 if size and self.host_room >= size:
-                    self.kept[i, kept, "host"] = self.model.add_binary_variable()
+                    self.kept[i, kept, "host"] = self._choice(("kept", sorts[i], kept, "host"))
 
     def _add_path(self) -> None:
         constrain = self.model.add_linear_constraint
@@ -132,12 +160,6 @@ class Choices:
         keys = [(layer, kept, home) for kept in KEPT for home in INTERNALS_HOMES]
         return [(key, self.kept[key]) for key in keys if key in self.kept]
 
-    def plainness(self) -> Term:
-        """Number of choices that are not the plainest: what decides between equal plans."""
-        others = [variable for variables in self.edges.values() for variable in variables[1:]]
-        others += [variable for variable in self.nvme if variable is not None]
-        return mathopt.fast_sum([*others, *self.kept.values()])
-
     # ---- memory
 
     def _add_budgets(self) -> None:
@@ -161,7 +183,10 @@ class Choices:
         static = shape.weight_slots * max(layer.weight_bytes for layer in facts.layers) + facts.side_bytes
         static += sum(facts.layers[i].weight_bytes for i in shape.resident)
         self.room = self.problem.budgets.gpu_bytes - static
-        held: list[Term] = [0.0]
+        few, many = self.problem.residents
+        self.residents = self.model.add_variable(lb=few, ub=many) if many else 0.0
+        lightest = min(layer.weight_bytes for layer in facts.layers)
+        held: list[Term] = [self.residents * (lightest / self.unit)]
         for i in self.layers:
             here = self.model.add_variable(lb=0.0)
             grows = (self.sizes[i] * self.on_gpu[i] + self.kept_bytes(i, "gpu")) * (1 / self.unit)
@@ -171,7 +196,7 @@ class Choices:
             self._bound_forward(i, held[i])
             self._bound_backward(i, held[i + 1])
         head, last = facts.head, len(self.layers) - 1
-        fixed = 3 * self.sizes[-1] + head.backward_workspace_bytes + 2 * head.weight_bytes
+        fixed = 3 * self.sizes[-1] + head.backward_workspace_bytes + head.weight_bytes + head.gradient_bytes
         self._bound(fixed, held[-1], self._coming(last + 1))
 
     def _bound(self, fixed: float, held: Term, other: Term) -> None:
@@ -189,7 +214,7 @@ class Choices:
         layer = self.facts.layers[i]
         after = [*self.facts.layers, *self.facts.after, self.facts.head]
         leaving = after[i : i + self.problem.shape.staging_slots]
-        fixed = 2 * self.sizes[i] + layer.backward_workspace_bytes + sum(unit.weight_bytes for unit in leaving)
+        fixed = 2 * self.sizes[i] + layer.backward_workspace_bytes + sum(unit.gradient_bytes for unit in leaving)
         spared = mathopt.fast_sum(
             min(layer.backward_workspace_bytes, internals_bytes(layer, kept)) * variable
             for (_, kept, _), variable in self.kept_of(i)
@@ -232,3 +257,22 @@ class Choices:
         policy = Policy.from_homes(facts, [*homes, "gpu"], accumulation=self.problem.accumulation)
         changes = {"layers": tuple(layers), "weight_slots": shape.weight_slots, "staging_slots": shape.staging_slots}
         return policy.model_copy(update=changes)
+
+
+def sorts_of(facts: ModelFacts) -> tuple[int, ...]:
+    """A number for each layer: layers that cost the same in every respect have the same."""
+    known: dict[tuple[float, ...], int] = {}
+    return tuple(
+        known.setdefault(
+            (
+                layer.forward_flops,
+                layer.weight_bytes,
+                layer.output_bytes,
+                layer.saved_bytes,
+                layer.saved_matmul_bytes,
+                layer.backward_workspace_bytes,
+            ),
+            len(known),
+        )
+        for layer in facts.layers
+    )

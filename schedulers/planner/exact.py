@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from ortools.math_opt.python import mathopt
 
@@ -11,10 +10,6 @@ from ...jobs.policy import Policy
 from .choices import Choices, Problem
 from .paper import Status, run_solver, status_of
 from .timing import Timing
-
-TIE: Final = 0.0
-"""What a choice that is not the plainest costs, in step times: among equal plans the plainest is taken."""
-
 
 @dataclass(frozen=True, slots=True)
 class Exact:
@@ -30,21 +25,18 @@ class Exact:
 
 
 def solve_exact(
-    problem: Problem, *, backend: str = "highs", seconds: float = 20.0, gap: float = 0.005, relaxed: bool = False
+    problem: Problem, *, backend: str = "highs", seconds: float = 20.0, gap: float = 0.005, nodes: int | None = None
 ) -> Exact:
-    """The fastest policy of the problem's shape, to within ``gap`` unless time runs out.
-
-    With ``relaxed`` blocks are timed loosely (`timing`): ``bound_s`` holds, ``step_s`` may be less than the policy's.
-    """
+    """The fastest policy of the problem's shape, to within ``gap`` unless time or the solver's nodes run out."""
     model = mathopt.Model(name="lazytrain-full")
     choices = Choices(model, problem)
-    timing = Timing(choices, relaxed=relaxed)
-    model.minimize(timing.step + TIE * choices.plainness())
-    result = run_solver(model, backend, seconds, gap)
+    timing = Timing(choices)
+    model.minimize(timing.step)
+    result = run_solver(model, backend, seconds, gap, nodes)
     status, spent = status_of(result), result.solve_time().total_seconds()
     if status == "INFEASIBLE":
         return Exact(status, bound_s=problem.horizon_s, seconds=spent)
-    bound_s = max(0.0, result.dual_bound() - TIE * len(choices.kept)) * problem.horizon_s
+    bound_s = max(0.0, result.dual_bound()) * problem.horizon_s
     if not result.has_primal_feasible_solution():
         return Exact(status, bound_s=bound_s, seconds=spent)
     values = result.variable_values()

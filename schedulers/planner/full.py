@@ -1,10 +1,12 @@
-"""The full planner: the best of the fixed rules and of exact solutions for several shapes, whichever is fastest.
+"""The full planner: local search with the simulator as judge, and a proof of how much faster any policy could be.
 
-A shape is the number of weight and staging slots and the set of resident layers. For one shape the solver decides
-everything else, exactly as the simulator will time it (`exact`). Which shape is best is found by search: the solver's
-policy is simulated with other slots and with some layers resident, and the solver runs again where that helps, asked
-only for what is faster than the best so far. So the proof that comes with a plan is for its shape; other shapes were
-tried, not excluded. Every policy is lowered and its memory checked before it counts.
+The best of the fixed rules and of the paper's plan comes first. Then `bound` says how fast any policy of any shape (weight
+and staging slots, resident layers) could be, and with how many layers doing what; `climb` lays those out and improves
+them. While plan and bound are further apart than the proof asks for, the bound's families of shapes are split, each
+half gives a new start, and at the end the exact program of the best shape (`exact`) is asked for something faster.
+Every policy is lowered, timed by the simulator and its memory checked before it counts, so the step time is the
+simulator's. All work is counted in solves, nodes and simulations, not in seconds: unless the deadline comes first, equal
+questions get equal answers.
 """
 
 from __future__ import annotations
@@ -20,29 +22,36 @@ from ...jobs.policy import Policy
 from ..baselines import every_kth, keep_all, megatrain, shortages
 from ..hardware import Budgets
 from ..simulator import simulate
+from .bound import Bound, Certificate, all_shapes, bound_of
 from .choices import Problem, Shape
+from .climb import Climb
+from .counts import LAYOUTS, Counts, count
 from .exact import solve_exact
+from .loose import Family
 from .search import NoScheduleError, OutOfTimeError, Question, find
 
-FIRST: Final = Shape(weight_slots=2, staging_slots=3)
-OTHERS: Final = (Shape(2, 2), Shape(2, 1))
-SLOTS: Final = tuple((weights, staging) for weights in (2, 3, 4) for staging in (1, 2, 3))
-RESIDENT: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
-"""Numbers of resident layers that are tried."""
-WORTH: Final = 0.004
-"""Share of the step time by which another shape must be faster to be looked for."""
-GAP: Final = 0.004
-"""Where the solver may stop, as a share of the step time."""
 PROOF: Final = 0.008
-"""Share of the step time by which a policy of the plan's shape is proven not to be faster."""
+"""Share of the step time by which no policy is proven to be faster, where the search ends."""
 PAPER_SECONDS: Final = 2.0
 """Time for the paper's plan, which is a candidate too."""
-TRIES: Final = 4
-"""How often one shape is solved again with less memory before it is given up."""
-LONGEST_THOUGHT_S: Final = 8.0
-"""Seconds in the solver after which no other shape is begun."""
+ENOUGH: Final = 0.006
+"""Share of the step time within which of the bound the local search ends."""
+STARTS: Final = 2
+"""How often families are split, each half a start for the local search."""
+THRIFT: Final = (0.15, 0.03)
+"""What a second on a link costs, in seconds of the step, in further starts for the local search."""
+SIMULATIONS: Final = 70
+"""Policies that are simulated from each start."""
+LONGEST_THOUGHT_S: Final = 4.0
+"""Seconds after which the search ends with what it has."""
+EXACT_LAYERS: Final = 36
+"""Longest chain for which the exact program is solved at the end."""
+EXACT_NODES: Final = 4000
+"""Nodes of the solver's search tree times layers, after which the exact program is left."""
+TRIES: Final = 3
+"""How often the exact program is solved again with less memory before it is given up."""
 MOST_MICRO_BATCHES: Final = 2
-"""Micro-batches whose timing the solver sees all of; of more it sees one, and simulation does the rest."""
+"""Micro-batches whose timing the exact program sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,133 +60,145 @@ class Best:
 
     policy: Policy
     step_s: float
-    rule: str = ""
-    """Name of the rule it came from; empty for the solver's and for neighbours of it."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Search:
     """One search: the question, the best policy so far, what was proven, and the time spent."""
 
     question: Question
-    best: Best
+    climb: Climb
     begun: float = field(default_factory=time.monotonic)
-    solved: set[Shape] = field(default_factory=set)
-    bounds: dict[Shape, float] = field(default_factory=dict)
-    """Step time below which no policy of the shape gets, blocks up to the longest included."""
+    certificate: Certificate = field(default_factory=Certificate)
+
+    @property
+    def best(self) -> Best:
+        """The fastest policy so far."""
+        assert self.climb.policy is not None  # a rule that fits comes first
+        return Best(self.climb.policy, self.climb.step_s)
+
+    @property
+    def bound_s(self) -> float | None:
+        """No policy is faster; None where time ran out before anything was proven."""
+        return min(self.certificate.bound_s, self.best.step_s) if self.certificate.families else None
+
+    @property
+    def proven(self) -> bool:
+        """Whether no policy is faster by more than the proof asks for."""
+        return self.bound_s is not None and self.bound_s >= self.best.step_s * (1 - PROOF)
 
     def seconds_left(self) -> float:
         """Seconds until the deadline, or until enough thought was spent."""
         return min(self.question.seconds_left(), LONGEST_THOUGHT_S - (time.monotonic() - self.begun))
 
-    def offer(self, policy: Policy, *, rule: str = "") -> bool:
-        """Take the policy if it is faster than the best and fits."""
-        question = self.question
-        step_s = simulate(policy, question.facts, question.profile).step_s
-        if step_s >= self.best.step_s or shortages(policy, question.facts, question.budgets):
-            return False
-        self.best = Best(policy, step_s, rule)
-        return True
+    def run(self) -> None:
+        """Bound and climb until the plan is proven, or nothing more is to be tried."""
+        problem = self._problem(Shape())
+        everything = all_shapes(problem)
+        self._start(self._bound(everything))
+        for thrift in THRIFT:
+            if self.proven or self.seconds_left() <= 0:
+                return
+            self._climb_from(self._bound(everything, thrift=thrift))
+        for _ in range(STARTS):
+            if self.proven or self.seconds_left() <= 0 or not self.certificate.refine(self._bound_and_climb):
+                break
+        if not self.proven and len(self.question.facts.layers) <= EXACT_LAYERS:
+            self._solve_exactly(shape_of(self.best.policy))
 
-    # ---- the solver
-
-    def solve(
-        self, shape: Shape, *, longest_block: int, faster_by: float, seconds: float, relaxed: bool = False
-    ) -> None:
-        """Look for a policy of this shape that is faster than the best by a share; tighten until it fits."""
+    def _problem(self, shape: Shape) -> Problem:
         question = self.question
-        problem = Problem(
-            question.facts,
-            question.profile,
-            question.budgets,
-            shape,
-            self._modelled_s() * (1 - faster_by),
-            longest_block,
-            self._modelled,
+        return Problem(
+            question.facts, question.profile, question.budgets, shape, self.best.step_s, question.longest_block
         )
-        self.solved.add(shape)
-        until = time.monotonic() + seconds
-        for number in range(TRIES):
-            left = min(until - time.monotonic(), question.seconds_left())
+
+    # ---- bounds and starts
+
+    def _bound(self, family: Family, *, thrift: float = 0.0) -> Bound:
+        question = self.question
+        return bound_of(
+            self._problem(Shape()),
+            family,
+            backend=question.backend,
+            deadline=time.monotonic() + max(0.0, self.seconds_left()),
+            accumulation=question.accumulation,
+            thrift=thrift,
+        )
+
+    def _start(self, bound: Bound) -> None:
+        self.certificate.add(bound)
+        self._climb_from(bound)
+
+    def _bound_and_climb(self, family: Family) -> Bound:
+        bound = self._bound(family)
+        self._climb_from(bound)
+        return bound
+
+    def _climb_from(self, bound: Bound) -> None:
+        """Improve the family's counts, or at least the best policy so far."""
+        climb = self.climb
+        most = climb.simulated + SIMULATIONS
+        here = Climb(self.question, until_s=self._enough_s, simulated=climb.simulated)
+        for counts in _variants(bound.counts) if bound.counts else ():
+            here.try_counts(counts)
+        if here.counts is None and climb.policy is not None:
+            here.counts, here.step_s = count(climb.policy, self.question.facts), climb.step_s
+        here.improve(most=most, seconds_left=self.seconds_left)
+        climb.take(here)
+
+    @property
+    def _enough_s(self) -> float:
+        bound_s = self.certificate.bound_s if self.certificate.families else 0.0
+        return bound_s / (1 - ENOUGH)
+
+    # ---- the exact program
+
+    def _solve_exactly(self, shape: Shape) -> None:
+        """Ask for a policy of this shape that is faster; tighten until it fits."""
+        question, layers = self.question, len(self.question.facts.layers)
+        accumulation = question.accumulation if question.accumulation <= MOST_MICRO_BATCHES else 1
+        problem = replace(self._problem(shape), horizon_s=self._modelled_s(accumulation), accumulation=accumulation)
+        for _ in range(TRIES):
+            left = self.seconds_left()
             if left <= 0:
                 return
-            exact = solve_exact(problem, backend=question.backend, seconds=left, gap=GAP, relaxed=relaxed)
-            if not number and longest_block == question.longest_block:
-                self.bounds[shape] = max(exact.bound_s, self.bounds.get(shape, 0.0))
+            exact = solve_exact(problem, backend=question.backend, seconds=left, gap=PROOF / 2, nodes=EXACT_NODES // layers)
             if exact.policy is None:
                 return
             policy = exact.policy.model_copy(update={"accumulation": question.accumulation})
-            short = {s["resource"]: s["shortfall_bytes"] for s in shortages(policy, question.facts, question.budgets)}
+            short = self.climb.offer(policy)
             if not short:
-                self.offer(policy)
                 return
             problem = replace(problem, budgets=_less(problem.budgets, short))
 
-    @property
-    def _modelled(self) -> int:
-        """Micro-batches that the solver sees; where it does not see all, it sees one: they repeat."""
-        accumulation = self.question.accumulation
-        return accumulation if accumulation <= MOST_MICRO_BATCHES else 1
-
-    def _modelled_s(self) -> float:
-        """The best policy's step time with as many micro-batches as the solver sees."""
-        policy = self.best.policy.model_copy(update={"accumulation": self._modelled})
+    def _modelled_s(self, accumulation: int) -> float:
+        """The best policy's step time with as many micro-batches as the exact program sees."""
+        policy = self.best.policy.model_copy(update={"accumulation": accumulation})
         return simulate(policy, self.question.facts, self.question.profile).step_s
 
-    @property
-    def bound_s(self) -> float | None:
-        """Proven for the shape of the best policy; None where nothing is."""
-        bound = self.bounds.get(shape_of(self.best.policy))
-        if bound is None or self.question.accumulation > MOST_MICRO_BATCHES:
-            return None
-        return min(bound, self.best.step_s)
 
-    # ---- neighbours, by simulation
-
-    def try_neighbours(self) -> None:
-        """Other slots and resident layers for the best policy, as long as they help."""
-        for policy in self._other_slots(self.best.policy):
-            self.offer(policy)
-        for policy in self._more_resident(self.best.policy):
-            self.offer(policy)
-
-    def _other_slots(self, policy: Policy) -> Iterator[Policy]:
-        for weights, staging in SLOTS:
-            if (weights, staging) != (policy.weight_slots, policy.staging_slots):
-                yield policy.model_copy(update={"weight_slots": weights, "staging_slots": staging})
-
-    def _more_resident(self, policy: Policy) -> Iterator[Policy]:
-        """Evenly spread sets of resident layers, growing."""
-        count = len(policy.layers)
-        for number in (n for n in RESIDENT if n <= count):
-            chosen = {round((k + 0.5) * count / number - 0.5) for k in range(number)}
-            layers = tuple(layer.model_copy(update={"resident": layer.index in chosen}) for layer in policy.layers)
-            yield policy.model_copy(update={"layers": layers})
+def _variants(counts: Counts) -> Iterator[Counts]:
+    """The counts in every layout, and with less swapped."""
+    on_gpu = {key: number for key, number in counts.kept.items() if key[2] == "gpu"}
+    halved = dict(counts.kept)
+    for key, number in counts.kept.items():
+        if key[1:] == ("all", "host"):
+            del halved[key]
+            less = (key[0], "matmuls", "host")
+            halved[less] = halved.get(less, 0) + number  # type: ignore[index]
+    for kept in (counts.kept, halved, on_gpu):
+        for layout in LAYOUTS if counts.blocks else LAYOUTS[:4]:
+            yield counts.change(kept=kept, layout=layout)
 
 
 def search_full(question: Question) -> Search:
     """Search for the fastest policy. Raises NoScheduleError or OutOfTimeError if nothing fits or was found."""
     begun = time.monotonic()
-    search = Search(question, first_best(question), begun)
-    blocks = question.longest_block if search.best.policy.count_homes()["recompute"] else 1
-    if blocks > 1:
-        search.solve(FIRST, longest_block=blocks, faster_by=0.0, seconds=search.seconds_left() * 0.3, relaxed=True)
-    search.solve(FIRST, longest_block=blocks, faster_by=0.0, seconds=search.seconds_left() * 0.35)
-    search.try_neighbours()
-    for shape in (shape_of(search.best.policy), *OTHERS):
-        if shape not in search.solved and search.seconds_left() > 0:
-            search.solve(shape, longest_block=blocks, faster_by=WORTH, seconds=search.seconds_left() * 0.15)
-    search.try_neighbours()
-    _prove(search)
+    first = first_best(question)
+    search = Search(question, Climb(question), begun)
+    search.climb.offer(first)
+    search.run()
     return search
-
-
-def _prove(search: Search) -> None:
-    """Bound the step time of the best shape, blocks and all."""
-    shape = shape_of(search.best.policy)
-    if shape not in search.bounds and search.seconds_left() > 0:
-        longest = search.question.longest_block
-        search.solve(shape, longest_block=longest, faster_by=PROOF, seconds=search.seconds_left(), relaxed=True)
 
 
 def _less(budgets: Budgets, short: dict[str, int]) -> Budgets:
@@ -192,34 +213,26 @@ def shape_of(policy: Policy) -> Shape:
     return Shape(policy.weight_slots, policy.staging_slots, resident)
 
 
-def first_best(question: Question) -> Best:
+def first_best(question: Question) -> Policy:
     """The fastest fixed rule that fits, or the paper's plan; where none does, a plan with copies out one by one."""
-    best: Best | None = None
-    for name, policy in _rules(question):
-        if shortages(policy, question.facts, question.budgets):
-            continue
-        step_s = simulate(policy, question.facts, question.profile).step_s
-        if best is None or step_s < best.step_s:
-            best = Best(policy, step_s, name)
-    if best is not None:
-        return best
-    policy = find(replace(question, staging_slots=1)).policy
-    return Best(policy, simulate(policy, question.facts, question.profile).step_s, "paper")
+    climb = Climb(question)
+    for policy in _rules(question):
+        climb.offer(policy)
+    return climb.policy or find(replace(question, staging_slots=1)).policy
 
 
-def _rules(question: Question) -> Iterator[tuple[str, Policy]]:
+def _rules(question: Question) -> Iterator[Policy]:
     facts, accumulation = question.facts, question.accumulation
-    yield "keep_all", keep_all(facts, accumulation=accumulation)
-    yield "megatrain", megatrain(facts, accumulation=accumulation)
+    yield keep_all(facts, accumulation=accumulation)
+    yield megatrain(facts, accumulation=accumulation)
     for interval in range(1, question.longest_block + 1):
         with suppress(DoesNotFit):
-            policy = every_kth(facts, question.profile, question.budgets, interval=interval, accumulation=accumulation)
-            yield "every_layer" if interval == 1 else f"every_{interval}", policy
+            yield every_kth(facts, question.profile, question.budgets, interval=interval, accumulation=accumulation)
             break  # longer blocks recompute more
     else:
         return  # where no rule fits, the time goes to finding anything that does
     with suppress(NoScheduleError, OutOfTimeError):
-        yield "paper", paper_plan(question)
+        yield paper_plan(question)
 
 
 def paper_plan(question: Question) -> Policy:

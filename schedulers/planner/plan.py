@@ -15,7 +15,8 @@ from ..baselines import every_kth, keep_all, megatrain, shortages
 from ..hardware import Budgets, HardwareProfile
 from ..simulator import predict
 from .answer import Plan, Reason, Solver
-from .full import paper_plan, search_full
+from .changes import changes
+from .full import first_best, paper_plan, search_full
 from .instance import LONGEST_BLOCK
 from .paper import BACKENDS
 from .reasons import explain
@@ -38,6 +39,7 @@ def plan(
     solve_seconds: float = 20.0,
     backend: str = "highs",
     accumulation: int = 1,
+    facts_at: Callable[[int], ModelFacts] | None = None,
 ) -> Plan:
     """Decide the policy for ``facts`` on ``profile`` and say what it will take.
 
@@ -45,8 +47,9 @@ def plan(
     LazyTrain paper), ``every_layer``, ``megatrain`` or ``keep_all``. Memory is text such as
     ``"70GB"`` or bytes and replaces what the profile offers. Every policy handed out was lowered and its memory
     checked. When time runs out the best plan found is returned with its gap, or else a rule's, flagged ``FALLBACK``.
-    Raises InputError for an unknown planner, backend or amount of memory, OutOfTime if time ran out
-    and no rule fits.
+    Where nothing fits the answer says why, and which changes would help; with ``facts_at``, the model's facts at any
+    micro-batch, a smaller one is among them. Raises InputError for an unknown planner, backend or amount of memory,
+    OutOfTime if time ran out and no rule fits.
     """
     _choice("planner", planner, tuple(_PLANNERS))
     _choice("backend", backend, tuple(BACKENDS))
@@ -57,8 +60,30 @@ def plan(
     try:
         policy, solver = _PLANNERS[planner](question)
     except DoesNotFit as error:
-        return Plan(feasible=False, reasons=tuple(Reason(**reason) for reason in error.reasons))
+        reasons = tuple(Reason(**reason) for reason in error.reasons)
+        later = replace(question, deadline=time.monotonic() + EXPLAIN_SECONDS)
+        return Plan(feasible=False, reasons=reasons, changes=changes(later, reasons, facts_at))
     return _complete(question, policy, solver)
+
+
+def fits(
+    facts: ModelFacts,
+    profile: HardwareProfile,
+    *,
+    gpu_memory: str | int | None = None,
+    host_memory: str | int | None = None,
+    nvme: str | int | None = None,
+    accumulation: int = 1,
+    seconds: float = 5.0,
+) -> bool:
+    """Whether any policy is found that fits; much quicker than `plan`, which looks for the best one and for reasons."""
+    budgets = Budgets.of(profile, gpu_memory=gpu_memory, host_memory=host_memory, nvme=nvme)
+    question = Question(facts, profile, budgets, accumulation, "highs", time.monotonic() + seconds)
+    try:
+        first_best(question)
+    except (NoScheduleError, OutOfTimeError):
+        return False
+    return True
 
 
 def _paper(question: Question) -> tuple[Policy, Solver]:

@@ -42,7 +42,9 @@ class Ring:
         return tuple(layer for layer in range(self.layers) if layer not in self.resident)
 
     def forward_after(self, layer: int) -> int | None:
-        """The layer whose forward must have ended before this one is loaded for its forward."""
+        """The layer whose forward must have ended before this one is loaded for its forward; residents wait for none."""
+        if layer in self.resident:
+            return None
         before = [other for other in self.in_ring if other < layer]
         return before[-self.slots] if len(before) >= self.slots else None
 

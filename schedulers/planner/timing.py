@@ -5,23 +5,22 @@ operation that is not chosen lasts zero: one variable for the end of each operat
 waits for. Order and waits are those of `jobs.policy.lowering`; times are in units of the problem's horizon.
 
 Before the backward of layer e - 1 there is room for the recomputes of the longest block that may end at boundary e; a
-shorter block leaves the first of them empty. That makes many operations, so there is a ``relaxed`` form that takes the
-recomputes of a block as one and never says more than the step time: for bounds, and for first answers. What a load
-waits for depends on the block (`ring`): the later the wait, the longer the block, so each wait is switched on by the
-edges that are at least that long.
+shorter block leaves the first of them empty. What a load waits for depends on the block (`ring`): the later the wait,
+the longer the block, so each wait is switched on by the edges that are at least that long.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ortools.math_opt.python import mathopt
 
 from ...jobs.model_facts import UnitFacts
 from ...jobs.policy.lowering import GRADIENT_STAGING, HEAD_AHEAD
-from ..costs import HOST_PASSES, REFORWARD, backward_forwards, forward_seconds
-from .choices import Choices, Edge, Term
+from ..costs import HOST_PASSES, LINK_RATES, REFORWARD, backward_forwards, forward_seconds, update_traffic
+from .choices import Choices, Edge, Shape, Term
 from .ring import Access, Ring, Use
 
 
@@ -34,7 +33,7 @@ class _Pair:
 
 
 @dataclass(slots=True)
-class _Micro:
+class Micro:
     """What one micro-batch's backward needs of its forward."""
 
     number: int
@@ -52,30 +51,38 @@ class _Micro:
 class Timing:
     """Adds the times of ``choices`` to its model; ``step`` is the step time over the horizon."""
 
-    def __init__(self, choices: Choices, *, relaxed: bool = False) -> None:
-        self.choices, self.problem, self.relaxed = choices, choices.problem, relaxed
+    def __init__(self, choices: Choices, shape: Shape | None = None) -> None:
+        self.choices, self.problem = choices, choices.problem
         self.model, self.facts, self.profile = choices.model, choices.facts, choices.problem.profile
         self.scale = 1 / self.problem.horizon_s
         self.units, self.first, self.layers = self.facts.units, len(self.facts.before), len(self.facts.layers)
         self.head = len(self.units) - 1
-        shape = self.problem.shape
+        shape = shape or self.problem.shape
         self.staging = shape.staging_slots
         self.ring = Ring(self.layers, shape.weight_slots, shape.resident)
-        self.blocks = {edge: self.ring.block(*edge) for edge in choices.edges}
         by_name = {unit.name: i for i, unit in enumerate(self.units)}
         self.owner = [by_name.get(unit.shares_weights_with, i) for i, unit in enumerate(self.units)]
         self.parts_left = Counter({u: self.owner.count(u) * self.problem.accumulation for u in set(self.owner)})
         self.parts_total = dict(self.parts_left)
         self.last: dict[str, Term] = defaultdict(float)
+        self.lasting: dict[str, list[Term]] = defaultdict(list)  # how long each operation takes, per stream
         self.mains: list[Term] = []  # ends of compute operations but recomputes
         self.gradients: list[Term] = []
         self.accumulates: list[Term] = []
         self._add_updates()
         for number in range(self.problem.accumulation):
-            micro = _Micro(number)
-            self._add_forward(micro)
-            self._add_backward(micro)
+            self._add_micro_batch(Micro(number))
         self.step = self.last["cpu"]
+        self._add_host_memory()
+
+    @cached_property
+    def blocks(self) -> dict[Edge, list[Access]]:
+        """The uses of layers within each block."""
+        return {edge: self.ring.block(*edge) for edge in self.choices.edges}
+
+    def _add_micro_batch(self, micro: Micro) -> None:
+        self._add_forward(micro)
+        self._add_backward(micro)
 
     # ---- building blocks
 
@@ -88,6 +95,7 @@ class Timing:
 
     def _on(self, stream: str, duration: Term, *after: Term) -> Term:
         self.last[stream] = self._end(duration, self.last[stream], *after)
+        self.lasting[stream].append(duration)
         return self.last[stream]
 
     def _wait(self, end: Term, duration: Term, other: Term, condition: Term) -> None:
@@ -96,10 +104,13 @@ class Timing:
 
     def _compute(self, forwards: Term, unit: UnitFacts, *after: Term) -> Term:
         """A compute operation other than a recompute."""
-        overhead_s = self.profile.operation_overhead_s * self.scale
-        end = self._on("compute", forwards * self._forward(unit) + overhead_s, *self._gradients_due(), *after)
+        end = self._on("compute", forwards * self._forward(unit) + self._overhead, *self._gradients_due(), *after)
         self.mains.append(end)
         return end
+
+    @property
+    def _overhead(self) -> float:
+        return self.profile.operation_overhead_s * self.scale
 
     def _forward(self, unit: UnitFacts) -> float:
         return forward_seconds(unit, self.facts, self.profile) * self.scale
@@ -116,7 +127,7 @@ class Timing:
         seconds = self.units[u].weight_bytes * self._per_byte(self.profile.h2d_bytes_s)
         return self._on("h2d", seconds, self.updated[u], *freed)
 
-    def _copies_due(self, micro: _Micro, position: int) -> list[Term]:
+    def _copies_due(self, micro: Micro, position: int) -> list[Term]:
         """Copies out that the compute operation ``position`` after the first layer's forward waits for.
 
         In later micro-batches a copy that is not chosen would stand behind the gradients of the one before, so there
@@ -139,9 +150,19 @@ class Timing:
             self.updated[u] = end if self.owner[u] == u else self.updated[self.owner[u]]
         self.last["cpu"] = end
 
+    def _add_host_memory(self) -> None:
+        """All that reads or writes host memory shares its bandwidth."""
+        profile = self.profile
+        updates = sum(self.units[u].trainable_parameters for u in set(self.owner)) * update_traffic(profile)
+        moved = [updates / profile.host_bytes_s * self.scale, *self.lasting["cpu"]]
+        for stream, rate in LINK_RATES.items():
+            share = float(getattr(profile, rate)) / profile.host_bytes_s
+            moved.append(share * mathopt.fast_sum(self.lasting[stream]))
+        self.model.add_linear_constraint(self.step >= mathopt.fast_sum(moved))
+
     # ---- forward
 
-    def _add_forward(self, micro: _Micro) -> None:
+    def _add_forward(self, micro: Micro) -> None:
         for u in range(self.first):
             self._compute(1.0, self.units[u], self._load_unit(u, 2))
         for i in range(self.layers):
@@ -162,7 +183,7 @@ class Timing:
         micro.after_forward = self.mains[-(self.head + 1 - self.first) + 1 :]
         self._add_reads(micro)
 
-    def _load_forward(self, micro: _Micro, i: int) -> list[Term]:
+    def _load_forward(self, micro: Micro, i: int) -> list[Term]:
         if micro.number and self.ring.stays_from_backward(i):
             return []
         after = self.ring.forward_after(i)
@@ -170,7 +191,7 @@ class Timing:
         seconds = self.facts.layers[i].weight_bytes * self._per_byte(self.profile.h2d_bytes_s)
         return [self._on("h2d", seconds, self.updated[self.first + i], *freed)]
 
-    def _add_offload(self, micro: _Micro, i: int) -> None:
+    def _add_offload(self, micro: Micro, i: int) -> None:
         """Copy a boundary out while its layer computes, and on to NVMe where it lives there."""
         if not self.choices.has_away:
             return
@@ -193,7 +214,7 @@ class Timing:
         self._wait(last, 0.0, end, chosen)
         pair.second, pair.last = second, last
 
-    def _add_reads(self, micro: _Micro) -> None:
+    def _add_reads(self, micro: Micro) -> None:
         """Reads from NVMe, highest layer first, as soon as one of two staging buffers is empty."""
         for i in range(self.layers - 1, -1, -1):
             nvme = self.choices.nvme[i]
@@ -207,7 +228,7 @@ class Timing:
 
     # ---- backward
 
-    def _add_backward(self, micro: _Micro) -> None:
+    def _add_backward(self, micro: Micro) -> None:
         position = self.head + 1 - self.first
         self._compute(0.0, self.facts.head, *self._copies_due(micro, position))
         self._add_gradient(self.head)
@@ -224,51 +245,27 @@ class Timing:
             self._compute(self._again(self.units[u]), self.units[u], self._load_unit(u, 2))
             self._add_gradient(u)
 
-    def _add_layer_backward(self, micro: _Micro, i: int, copies: list[Term]) -> None:
+    def _add_layer_backward(self, micro: Micro, i: int, copies: list[Term]) -> None:
         """The recomputes of a block that ends after layer ``i``, and its backward."""
         end, choices = i + 1, self.choices
-        if self.relaxed:
-            self._add_block_at_once(micro, end)
-        for start in () if self.relaxed else range(max(0, end - self.problem.longest_block), i):
+        for start in range(max(0, end - self.problem.longest_block), i):
             self._add_fetch(micro, start, end)
             exists = mathopt.fast_sum(choices.chosen[e] for e in choices.arriving[end] if e[0] <= start)
-            seconds = self._forward(self.facts.layers[start]) + self.profile.operation_overhead_s * self.scale
+            seconds = self._forward(self.facts.layers[start]) + self._overhead
             waits = [self.last["h2d"], *self._gradients_due(), *copies]
             micro.uses[Use("recompute", start)] = self._on("compute", seconds * exists, *waits)
         self._add_fetch(micro, i, end)
+        self._add_backward_compute(micro, i, self.last["h2d"], *copies)
+
+    def _add_backward_compute(self, micro: Micro, i: int, *after: Term) -> None:
+        """A layer's backward, with the part of its forward that was not kept."""
         spared = mathopt.fast_sum(
-            (REFORWARD["none"] - REFORWARD[kept]) * variable
-            for (layer, kept, _), variable in choices.kept_of(i)
-            if layer == i
+            (REFORWARD["none"] - REFORWARD[kept]) * variable for (_, kept, _), variable in self.choices.kept_of(i)
         )
         forwards = self._again(self.facts.layers[i]) - spared
-        end_i = self._compute(forwards, self.facts.layers[i], self.last["h2d"], *copies)
-        micro.uses[Use("backward", i)] = end_i
+        micro.uses[Use("backward", i)] = self._compute(forwards, self.facts.layers[i], *after)
 
-    def _add_block_at_once(self, micro: _Micro, end: int) -> None:
-        """The recomputes of a block as one, and all that they load as one; neither waits for the other.
-
-        Every policy is at least as slow as this says.
-        """
-        compute: list[Term] = []
-        bytes_in: list[Term] = []
-        for edge in self.choices.arriving[end]:
-            accesses = [access for access in self.blocks[edge] if access.use.kind == "recompute"]
-            if accesses:
-                layers = [self.facts.layers[access.use.layer] for access in accesses]
-                seconds = sum(self._forward(layer) + self.profile.operation_overhead_s * self.scale for layer in layers)
-                loads = sum(a.loads * layer.weight_bytes for a, layer in zip(accesses, layers, strict=True))
-                compute.append(seconds * self.choices.chosen[edge])
-                bytes_in.append(loads * self.choices.chosen[edge])
-                if self.choices.has_away:
-                    bytes_in.append(self.choices.sizes[edge[0]] * self.choices.edges[edge][1])
-        if compute:
-            held = self.ring.held(end)[0]
-            seconds = mathopt.fast_sum(bytes_in) * self._per_byte(self.profile.h2d_bytes_s)
-            self._on("h2d", seconds, *([micro.uses[held]] if held is not None and not self.ring.resident else []))
-            self._on("compute", mathopt.fast_sum(compute))
-
-    def _add_fetch(self, micro: _Micro, layer: int, end: int) -> None:
+    def _add_fetch(self, micro: Micro, layer: int, end: int) -> None:
         """All that comes to the GPU before ``layer`` first runs in the block that ends at ``end``."""
         if layer not in self.ring.resident:
             self._add_load(micro, layer, end)
@@ -285,7 +282,7 @@ class Timing:
                 self._wait(swap, seconds, micro.after_forward[layer], chosen)
                 self._wait(swap, seconds, micro.swaps[layer], chosen)
 
-    def _wait_since(self, micro: _Micro, end: Term, seconds: Term, since: Use | None, chosen: Term) -> None:
+    def _wait_since(self, micro: Micro, end: Term, seconds: Term, since: Use | None, chosen: Term) -> None:
         """Wait for a use; one that is not chosen may wait too, unless resident layers let later loads pass it."""
         if since is None:
             return
@@ -294,7 +291,7 @@ class Timing:
         else:
             self.model.add_linear_constraint(end >= micro.uses[since] + seconds)
 
-    def _add_reload(self, micro: _Micro, layer: int, end: int, since: Use | None) -> None:
+    def _add_reload(self, micro: Micro, layer: int, end: int, since: Use | None) -> None:
         edge = self.choices.edges[layer, end][1]
         seconds = self.choices.sizes[layer] * self._per_byte(self.profile.h2d_bytes_s) * edge
         reload = self._on("h2d", seconds)
@@ -306,7 +303,7 @@ class Timing:
             self._wait(reload, seconds, micro.reads[layer], edge)
             self._wait(micro.reloads[layer], 0.0, reload, edge)
 
-    def _add_load(self, micro: _Micro, layer: int, end: int) -> None:
+    def _add_load(self, micro: Micro, layer: int, end: int) -> None:
         """The load for a layer's first use in the block, or, for the last layer of what may be a block, for any use."""
         choices, held = self.choices, self.ring.held(end)
         order = {use: rank for rank, use in enumerate(held)}

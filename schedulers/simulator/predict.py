@@ -5,9 +5,9 @@ from __future__ import annotations
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Policy, Predicted, Program, lower
 from ...jobs.timeline import Timeline
-from ..costs import host_bytes, layer_forwards, op_seconds, state_bytes
+from ..costs import host_bytes, host_traffic, layer_forwards, program_seconds, state_bytes
 from ..hardware import HardwareProfile
-from .run import run
+from .run import period, run
 
 
 def simulate(policy: Policy, facts: ModelFacts, profile: HardwareProfile) -> Timeline:
@@ -39,5 +39,17 @@ def predict(policy: Policy, facts: ModelFacts, profile: HardwareProfile, program
     )
 
 
+def step_seconds(program: Program, facts: ModelFacts, profile: HardwareProfile) -> float:
+    """The step time that `simulate` gives, without its timeline."""
+    seconds = program_seconds(program, facts, profile)
+    return max(period(program, seconds), host_seconds(program, facts, profile))
+
+
+def host_seconds(program: Program, facts: ModelFacts, profile: HardwareProfile) -> float:
+    """Seconds in which host memory can serve all that a step reads from it and writes to it."""
+    return host_traffic(program, facts, profile) / profile.host_bytes_s
+
+
 def _run(program: Program, facts: ModelFacts, profile: HardwareProfile) -> Timeline:
-    return run(program, [op_seconds(op, facts, profile) for op in program.ops])
+    seconds = program_seconds(program, facts, profile)
+    return run(program, seconds, at_least_s=host_seconds(program, facts, profile))

@@ -13,25 +13,36 @@ from ...jobs.timeline import STREAMS, Span, Timeline
 from .memory import peak_bytes
 
 
-def run(program: Program, seconds: Sequence[float]) -> Timeline:
+def run(program: Program, seconds: Sequence[float], *, at_least_s: float = 0.0) -> Timeline:
     """The timeline of ``program`` when operation k takes ``seconds[k]``.
 
     The updates of the step before stand at its start and the clip at its end waits for every gradient, so the step time
-    is the period of training. Raises ValueError unless there is one duration, not negative, per operation.
+    is the period of training. ``at_least_s`` is what the operations need of something that all of them share, the
+    bandwidth of host memory; where that is more than the longest path, the difference is exposed as ``host``. Raises
+    ValueError unless there is one duration, not negative, per operation.
     """
     if len(seconds) != len(program.ops) or any(second < 0 for second in seconds):
         raise ValueError("a duration that is not negative is needed for each operation of the program")
     starts, ends, waited_for = _schedule(program, seconds)
-    step_s = max(ends, default=0.0)
+    path_s = max(ends, default=0.0)
+    step_s = max(path_s, at_least_s)
+    exposed_s = _exposed(program, starts, ends, waited_for, path_s)
+    if step_s > path_s:
+        exposed_s["host"] = step_s - path_s
     return Timeline(
         spans=[
             Span(op.id, op.stream, start, end, op.bytes)
             for op, start, end in zip(program.ops, starts, ends, strict=True)
         ],
         step_s=step_s,
-        exposed_s=_exposed(program, starts, ends, waited_for, step_s),
+        exposed_s=exposed_s,
         peak_bytes=peak_bytes(program, starts, ends),
     )
+
+
+def period(program: Program, seconds: Sequence[float]) -> float:
+    """The step time alone, as `run` has it without ``at_least_s``."""
+    return max(_schedule(program, seconds)[1], default=0.0)
 
 
 def _schedule(program: Program, seconds: Sequence[float]) -> tuple[list[float], list[float], list[int]]:

@@ -32,10 +32,10 @@ def planned(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int 
 
 
 def test_the_promised_keys(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "policy.json"
-    answer = planned(
-        ["--model", model, "--gpu", "rtx 3090", "--batch", "2", "--length", "16", "--out", str(out)], capsys
-    )
+    out, page = tmp_path / "policy.json", tmp_path / "map.html"
+    shape = ["--model", model, "--gpu", "rtx 3090", "--batch", "2", "--length", "16"]
+    answer = planned([*shape, "--out", str(out), "--html", str(page)], capsys)
+    assert "boundary 4: on the GPU" in page.read_text()
     assert answer["feasible"] is True
     assert answer["solver"]["planner"] == "full"
     assert {"schema", "model_digest", "micro_batch", "boundaries", "layers", "weight_slots"} <= set(answer["policy"])
@@ -94,7 +94,8 @@ def test_simulate_reads_the_policy_and_writes_a_trace(
     out, trace = tmp_path / "policy.json", tmp_path / "trace.json"
     planned(["--model", model, "--gpu", "H800", "--batch", "2", "--length", "16", "--out", str(out)], capsys)
     command = ["simulate", str(out), "--gpu", "H800", "--model", model]
-    assert run([*command, "--trace", str(trace), "--json"]) == 0
+    assert run([*command, "--trace", str(trace), "--html", str(tmp_path / "step.html"), "--json"]) == 0
+    assert "Predicted timeline" in (tmp_path / "step.html").read_text()
     answer = json.loads(capsys.readouterr().out)
     assert answer["step_s"] > 0
     assert set(answer["peak_bytes"]) == {"gpu", "host", "nvme"}

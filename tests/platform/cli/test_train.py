@@ -27,6 +27,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         matmul_flops=lambda dtype, device: 4e10,
         host_bytes_s=lambda: 1e10,
         update_parameters_s=lambda: 5e7,
+        operation_overhead_s=lambda device: 0.0,
     )
     monkeypatch.setattr(job_module, "measure", lambda base, **given: measure(base, **given, instruments=fixed))
 

@@ -18,6 +18,7 @@ def instruments(**replaced: object) -> Instruments:
         "host_bytes_s": lambda: 2e10,
         "update_parameters_s": lambda: 1e8,
         "link_bytes_s": lambda device: (2.5e10, 2.4e10),
+        "operation_overhead_s": lambda device: 3e-4,
     }
     return Instruments(**{**given, **replaced})  # type: ignore[arg-type]
 
@@ -28,6 +29,7 @@ def test_an_emulated_gpu_keeps_its_memory_and_links_and_gets_the_rest_measured()
     assert profile.device == "emulated"
     assert (profile.gpu_memory_bytes, profile.h2d_bytes_s) == (base.gpu_memory_bytes, base.h2d_bytes_s)
     assert profile.matmul_flops == {"float32": 1e11, "bfloat16": 2e11}
+    assert profile.operation_overhead_s == 3e-4
     assert profile.host_memory_bytes == 49 * GIB
     assert profile.update_parameters_s == 1e8
     assert profile.nvme_bytes == 50 * GIB
@@ -63,6 +65,7 @@ def test_the_real_instruments_give_sane_rates(tmp_path: Path) -> None:
     """On any machine of the last fifteen years, a laptop or a server: nothing zero, nothing impossible."""
     use = Instruments()
     assert 1e8 < use.matmul_flops("float32", device=torch.device("cpu"), seconds=0.01) < 1e14
+    assert 1e-6 < use.operation_overhead_s(device=torch.device("cpu"), seconds=0.01) < 1.0
     assert 1e7 < use.host_bytes_s() < 1e13
     assert 1e4 < use.update_parameters_s() < 1e12
 

@@ -70,11 +70,11 @@ def draw_policy(facts: ModelFacts, choose: random.Random, accumulation: int, hom
     return made.model_copy(update=changes)
 
 
-def step_of(policy: Policy, problem: Problem, *, relaxed: bool = False) -> float:
+def step_of(policy: Policy, problem: Problem) -> float:
     """The program's step time when every choice is that of ``policy``, in seconds."""
     model = mathopt.Model()
     choices = Choices(model, problem)
-    timing = Timing(choices, relaxed=relaxed)
+    timing = Timing(choices)
     kept = [i for i, home in enumerate(policy.homes) if home != "recompute"]
     blocks = {(start, end): policy.homes[start] for start, end in itertools.pairwise(kept)}
 
@@ -100,17 +100,16 @@ def shape_of(policy: Policy) -> Shape:
     return Shape(policy.weight_slots, policy.staging_slots, resident)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(60), 136, 193, 313])
 def test_any_policy_takes_as_long_as_in_the_simulator(make_facts: Make, make_profile: Machine, seed: int) -> None:
     choose = random.Random(seed)
     facts = draw_facts(make_facts, choose, choose.randint(1, 11))
     profile, accumulation = draw_profile(make_profile, choose), choose.choice((1, 1, 2, 3))
-    policy = draw_policy(facts, choose, accumulation, ["gpu", "host"] if seed % 3 else ["gpu", "host", "nvme"])
+    policy = draw_policy(facts, choose, accumulation, ["gpu", "host"] if seed % 3 and seed < 60 else ["gpu", "host", "nvme"])
     expected = simulate(policy, facts, profile).step_s
     horizon_s = expected * choose.choice((1.001, 1.5, 3.0))
     problem = Problem(facts, profile, PLENTY, shape_of(policy), horizon_s, 12, accumulation)
     assert step_of(policy, problem) == pytest.approx(expected, rel=1e-5)
-    assert step_of(policy, problem, relaxed=True) <= expected * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -160,3 +159,15 @@ def test_no_policy_of_a_small_chain_is_faster(make_facts: Make, make_profile: Ma
     fitting = sorted((step_s, p.to_json()) for p, step_s in steps.items() if not shortages(p, facts, budgets))
     assert answer.step_s is not None and fitting
     assert answer.step_s == pytest.approx(fitting[0][0], rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_second_solver_finds_the_same_optimum(make_facts: Make, make_profile: Machine, seed: int) -> None:
+    """HiGHS once called an answer optimal that was 1 % off."""
+    choose = random.Random(seed)
+    facts, profile, shape = draw_facts(make_facts, choose, 5), draw_profile(make_profile, choose), Shape(2, 2)
+    horizon_s = 2 * simulate(Policy.from_homes(facts, ["gpu"] * 6), facts, profile).step_s
+    problem = Problem(facts, profile, tight_budgets(facts, shape, choose), shape, horizon_s)
+    answers = [solve_exact(problem, backend=backend, gap=1e-4) for backend in ("highs", "gscip")]
+    assert answers[0].status == answers[1].status
+    assert answers[0].step_s == pytest.approx(answers[1].step_s, rel=2e-4)

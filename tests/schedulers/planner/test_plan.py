@@ -96,7 +96,7 @@ def test_the_answer_prints_as_promised(facts: ModelFacts, make_profile: Machine)
 
 def test_a_gpu_too_small_is_refused_to_the_byte(facts: ModelFacts, make_profile: Machine) -> None:
     answer = plan(facts, make_profile(), gpu_memory=10 * MIB).to_dict()
-    assert answer["feasible"] is False and set(answer) == {"feasible", "reasons"}
+    assert answer["feasible"] is False and set(answer) == {"feasible", "reasons", "changes"}
     (reason,) = answer["reasons"]
     assert reason["resource"] == "gpu_memory" and "GPU memory" in reason["hint"]
     assert reason["shortfall_bytes"] == reason["needed_bytes"] - 10 * MIB

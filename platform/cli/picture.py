@@ -1,0 +1,41 @@
+"""The file that ``--html`` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...jobs.errors import InputError
+from ...jobs.units import format_bytes
+from .tables import homes_line, seconds
+
+if TYPE_CHECKING:
+    from ...jobs.model_facts import ModelFacts
+    from ...jobs.policy import Policy
+    from ...schedulers.hardware import HardwareProfile
+
+
+def write_page(path: Path, policy: Policy, facts: ModelFacts, profile: HardwareProfile) -> None:
+    """Draw a policy and its predicted step into one HTML file. Raises InputError where it cannot be written."""
+    from ...schedulers.drawing import page
+    from ...schedulers.simulator import predict, simulate
+
+    predicted = predict(policy, facts, profile)
+    figures = {
+        "step": seconds(predicted.step_s),
+        "tokens per second": f"{predicted.tokens_per_s:,.0f}",
+        "TFLOPS (6N)": f"{predicted.tflops_6n:.4g}",
+        "forwards of compute": f"{predicted.compute_units:.2f}",
+        "peak GPU memory": format_bytes(predicted.peak_gpu_bytes),
+        "peak host memory": format_bytes(predicted.peak_host_bytes),
+        "compute waits for links": seconds(sum(predicted.exposed_s.values())),
+        "homes": homes_line(policy),
+    }
+    if policy.certificate and policy.certificate.gap is not None:
+        figures["proof"] = f"no policy is faster by more than {policy.certificate.gap:.2%}"
+    rows = f"{facts.micro_batch} x {facts.sequence_length} tokens"
+    title = f"{facts.architecture}, {facts.parameters / 1e9:.3g} B parameters, {rows} on {profile.name}"
+    try:
+        path.write_text(page(title, policy, simulate(policy, facts, profile), figures), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from error

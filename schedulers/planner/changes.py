@@ -1,0 +1,94 @@
+"""What would make an impossible question possible. Every change is planned with before it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from ...jobs.model_facts import ModelFacts
+from ...jobs.policy import Policy
+from ...jobs.units import format_bytes
+from ..costs import MASTER_BYTES
+from ..simulator import predict
+from .answer import Change, Reason
+from .full import first_best
+from .search import NoScheduleError, OutOfTimeError, Question
+
+TIERS = {"gpu_memory": "gpu", "host_memory": "host", "nvme": "nvme"}
+Words = Literal["gpu_memory", "host_memory", "nvme", "memory", "batch", "master"]
+
+
+def changes(
+    question: Question, reasons: Sequence[Reason], facts_at: Callable[[int], ModelFacts] | None
+) -> tuple[Change, ...]:
+    """The changes that were found to help: a smaller batch, a shorter master, then more of each memory."""
+    found = [*_smaller_batch(question, facts_at), *_shorter_master(question), *_more_memory(question, reasons)]
+    return tuple(found)
+
+
+def _smaller_batch(question: Question, facts_at: Callable[[int], ModelFacts] | None) -> Iterator[Change]:
+    """The first of half, a quarter, ... of the batch that fits, with as many more micro-batches a step."""
+    batch, number = question.facts.micro_batch, question.accumulation
+    state = question.facts.parameters * (MASTER_BYTES + question.facts.element_bytes)
+    while facts_at is not None and batch % 2 == 0 and state <= question.budgets.host_bytes:
+        batch, number = batch // 2, number * 2
+        smaller = replace(question, facts=facts_at(batch), accumulation=number, solved={})
+        words = f"micro-batches of {batch} rows instead of {question.facts.micro_batch}, {number} of them a step"
+        change = _verified(smaller, "batch", words)
+        if change:
+            yield change
+            return
+
+
+def _shorter_master(question: Question) -> Iterator[Change]:
+    """Without the low halves of the master, with stochastic rounding instead."""
+    spared = question.facts.parameters * (MASTER_BYTES - question.facts.element_bytes)
+    if spared:
+        richer = question.with_budgets(host=question.budgets.host_bytes + spared)
+        words = (
+            f"a bfloat16 master with stochastic rounding (HybridAdamW(master='bf16_stochastic')): it needs "
+            f"{format_bytes(spared)} less host memory than the exact one, and rounds every update"
+        )
+        change = _verified(richer, "master", words)
+        if change:
+            yield change
+
+
+def _more_memory(question: Question, reasons: Sequence[Reason]) -> Iterator[Change]:
+    """More of each resource that alone is enough; or else of all that are short together."""
+    single = [change for reason in reasons for change in _with_more(question, [reason], _named(reason.resource))]
+    yield from single or _with_more(question, reasons, "memory")
+
+
+def _with_more(question: Question, reasons: Sequence[Reason], what: Words) -> Iterator[Change]:
+    budgets = {TIERS[reason.resource]: reason.needed_bytes for reason in reasons}
+    words = " and ".join(
+        f"{format_bytes(reason.shortfall_bytes)} more {reason.resource.replace('_', ' ')} "
+        f"({format_bytes(reason.needed_bytes)} in all)"
+        for reason in reasons
+    )
+    change = _verified(question.with_budgets(**budgets), what, words) if reasons else None
+    if change:
+        yield change
+
+
+def _named(resource: str) -> Words:
+    named: dict[str, Words] = {"gpu_memory": "gpu_memory", "host_memory": "host_memory", "nvme": "nvme"}
+    return named[resource]
+
+
+def _verified(question: Question, what: Words, words: str) -> Change | None:
+    """The change, if a plan with it exists and is found in time."""
+    policy = _any_plan(question)
+    if policy is None:
+        return None
+    predicted = predict(policy, question.facts, question.profile)
+    return Change(what=what, words=words, step_s=predicted.step_s, tokens_per_s=predicted.tokens_per_s)
+
+
+def _any_plan(question: Question) -> Policy | None:
+    try:
+        return first_best(question)
+    except (NoScheduleError, OutOfTimeError):
+        return None

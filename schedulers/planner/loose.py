@@ -1,0 +1,198 @@
+"""Step times that no policy of a whole family beats: the timing of `timing` with what differs within it left out.
+
+A family is a range of weight slots, staging slots and numbers of resident layers. It waits like its member that waits
+least, and has the memory of the one that takes least. At the turn from forward to backward a member finds at most as
+many layers loaded as it has slots and residents; here any layers may be those, and only the others load after it. The recomputes of a block are
+taken as one, and neither they nor their loads wait for each other. Of more than two micro-batches, those between the
+first and the last only take their time on each stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ortools.math_opt.python import mathopt
+
+from ...jobs.policy.lowering import internals_bytes
+from ..costs import BACKWARD_FORWARDS, REFORWARD
+from .choices import Choices, Shape, Term
+from .ring import Ring, Use
+from .timing import Micro, Timing
+
+MOST_SEEN = 2
+"""Micro-batches that are timed one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Shapes from the fewest to the most of each kind of slot, and of resident layers; both ends belong to it."""
+
+    weights: tuple[int, int]
+    staging: tuple[int, int]
+    residents: tuple[int, int]
+
+    @property
+    def smallest(self) -> Shape:
+        """The shape whose memory no member goes below."""
+        return Shape(self.weights[0], self.staging[0])
+
+    def holds(self, shape: Shape) -> bool:
+        """Whether the shape is a member."""
+        numbers = (shape.weight_slots, shape.staging_slots, len(shape.resident))
+        ranges = (self.weights, self.staging, self.residents)
+        return all(low <= number <= high for number, (low, high) in zip(numbers, ranges, strict=True))
+
+
+class LooseTiming(Timing):
+    """Adds to the model of ``choices`` the least times of any member of ``family``."""
+
+    def __init__(self, choices: Choices, family: Family, accumulation: int = 1) -> None:
+        self.family = family
+        self.slots = family.weights[1] + choices.residents
+        self.near = Ring(len(choices.facts.layers), family.weights[1], frozenset())
+        self.moved_until: Term = 0.0
+        self.loaded_since: Term = 0.0
+        self.between = accumulation - MOST_SEEN
+        self.stays: list[Term] = []
+        self.backward_s: list[Term] = []
+        self.most_slots = family.weights[1] + family.residents[1]
+        super().__init__(choices, Shape(self.most_slots, family.staging[1]))
+
+    def _add_micro_batch(self, micro: Micro) -> None:
+        if not micro.number or self.between <= 0:
+            super()._add_micro_batch(micro)
+            return
+        waits = {stream: self._on(stream, self.model.add_variable(lb=0.0)) for stream in ("compute", "h2d", "d2h")}
+        before = {stream: len(self.lasting[stream]) for stream in waits}
+        super()._add_micro_batch(micro)
+        for stream, number in before.items():
+            repeated = self.lasting[stream][number - 1]
+            each = mathopt.fast_sum(self.lasting[stream][number:])
+            self.model.add_linear_constraint(repeated == self.between * each)
+
+    def _add_forward(self, micro: Micro) -> None:
+        super()._add_forward(micro)
+        self._add_stalls(micro.forwards, self._forward_stalls())
+
+    def _add_backward(self, micro: Micro) -> None:
+        super()._add_backward(micro)
+        backwards = [micro.uses[Use("backward", i)] for i in reversed(range(self.layers))]
+        self._add_stalls(backwards, self._backward_stalls(), self.backward_s[-self.layers :])
+
+    def _add_stalls(self, ends: list[Term], stalls: list[Term], seconds: list[Term] | None = None) -> None:
+        """Compute from the first end to the last takes its own time and all stalls.
+
+        Internals that are swapped have the compute of a few layers to hide behind; what is longer stalls the layer that
+        waits for them. The longest path can go through every such copy: from one it goes on to the next, or along
+        compute, and what it skips is never more than what the copy's part in hiding was counted for.
+        """
+        own = seconds or [self._forward(layer) for layer in self.facts.layers]
+        total = mathopt.fast_sum([*own[1:], *stalls])
+        self.model.add_linear_constraint(ends[-1] >= ends[0] + total)
+
+    def _stalls(self, layers: range, rate: float, hidden_s: float, *, with_load: bool = False) -> list[Term]:
+        facts = self.facts.layers
+        beside = [layer.weight_bytes if with_load else 0 for layer in facts]
+        return [
+            max(0.0, (internals_bytes(facts[i], kept) + beside[i]) * self._per_byte(rate) - hidden_s) * variable
+            for i in layers
+            for (_, kept, home), variable in self.choices.kept_of(i)
+            if home == "host"
+        ]
+
+    def _forward_stalls(self) -> list[Term]:
+        longest = max(self._forward(layer) for layer in self.facts.layers) + self._overhead
+        layers = range(max(0, self.layers - self.staging))
+        return self._stalls(layers, self.profile.d2h_bytes_s, self.staging * longest)
+
+    def _backward_stalls(self) -> list[Term]:
+        forwards = REFORWARD["none"] + BACKWARD_FORWARDS
+        longest = forwards * max(self._forward(layer) for layer in self.facts.layers) + self._overhead
+        between = self.family.weights[1] - 1
+        layers = range(max(0, self.layers - 1 - self.family.weights[1]))
+        waits = not self.family.residents[1]  # with none, a layer's weights come when its internals may
+        return self._stalls(layers, self.profile.h2d_bytes_s, between * longest, with_load=waits)
+
+    def _held(self, count: int) -> list[Term]:
+        """For each layer, how much of it is still there; of all layers together as much as there are slots."""
+        held = [self.model.add_variable(lb=0.0, ub=1.0) for _ in range(count)]
+        self.model.add_linear_constraint(mathopt.fast_sum(held) <= self.slots)
+        return held
+
+    def _load_forward(self, micro: Micro, i: int) -> list[Term]:
+        if not i:
+            self.stays = self._held(self.layers) if micro.number else [0.0] * self.layers
+        after = self.ring.forward_after(i)
+        freed = [micro.forwards[after]] if after is not None else []
+        seconds = self.facts.layers[i].weight_bytes * self._per_byte(self.profile.h2d_bytes_s)
+        return [self._on("h2d", seconds * (1 - self.stays[i]), self.updated[self.first + i], *freed)]
+
+    def _add_offload(self, micro: Micro, i: int) -> None:
+        if not self.choices.has_away:
+            return
+        per_byte = self.choices.sizes[i] * self._per_byte(self.profile.d2h_bytes_s)
+        offload = self._on("d2h", per_byte * self.choices.away[i], *self.mains[-1:])
+        micro.offloads.append(offload)
+        nvme = self.choices.nvme[i]
+        if nvme is not None:
+            per_byte = self.choices.sizes[i] * self._per_byte(self.profile.nvme_write_bytes_s)
+            self._on("nvme_write", per_byte * nvme, offload)
+
+    def _add_reads(self, micro: Micro) -> None:
+        """Reads from NVMe begin when all but the last that was written is there."""
+        largest = max(self.choices.sizes) * self._per_byte(self.profile.nvme_write_bytes_s)
+        since = self._end(-largest, self.last["nvme_write"])
+        for i in range(self.layers - 1, -1, -1):
+            nvme = self.choices.nvme[i]
+            if nvme is not None:
+                seconds = self.choices.sizes[i] * self._per_byte(self.profile.nvme_read_bytes_s) * nvme
+                micro.reads[i] = self._on("nvme_read", seconds, since)
+
+    def _add_layer_backward(self, micro: Micro, i: int, copies: list[Term]) -> None:
+        end, per_byte = i + 1, self._per_byte(self.profile.h2d_bytes_s)
+        if end == self.layers:
+            self.stays, self.moved_until = self._held(self.layers), 0.0
+            self.loaded_since = micro.forwards[-1]
+        moved = per_byte * self._moved(i)
+        near, far = (ring.held(end)[0] for ring in (self.near, self.ring))
+        since = [micro.uses[near]] if near is not None else []
+        self.moved_until = self._end(moved, self.moved_until, *since)
+        if i in micro.reads:
+            self.model.add_linear_constraint(self.moved_until >= micro.reads[i])
+        load = per_byte * (self.facts.layers[i].weight_bytes * (1 - self.stays[i]) + self._loaded_again(end))
+        before = self.last["h2d"]
+        loaded = self._on("h2d", load + moved, before)
+        if far is not None:
+            both = load if self.family.residents[1] else load + moved
+            self.model.add_linear_constraint(loaded >= micro.uses[far] + both)
+        late = load + moved if end <= self.layers - self.family.weights[1] else load
+        self.loaded_since = self._end(late, self.loaded_since)
+        self._on("compute", self._recomputed_seconds(end), self.moved_until, *self._gradients_due(), *copies)
+        self._add_backward_compute(micro, i, loaded, self.loaded_since, self.moved_until, *copies)
+        self.backward_s.append(self.lasting["compute"][-1])
+
+    def _moved(self, i: int) -> Term:
+        """Bytes of boundary and internals that come back before the backward of layer ``i``."""
+        bytes_in = [self.choices.kept_bytes(i, "host")]
+        if self.choices.has_away:
+            arriving = self.choices.arriving[i + 1]
+            bytes_in += [self.choices.sizes[edge[0]] * self.choices.edges[edge][1] for edge in arriving]
+        return mathopt.fast_sum(bytes_in)
+
+    def _loaded_again(self, end: int) -> Term:
+        """Bytes of weights that the block before ``end`` loads twice: of those beyond the slots."""
+        return mathopt.fast_sum(
+            (last - first - self.most_slots)
+            * min(layer.weight_bytes for layer in self.facts.layers[first:last])
+            * self.choices.chosen[first, last]
+            for first, last in self.choices.arriving[end]
+            if last - first > self.most_slots
+        )
+
+    def _recomputed_seconds(self, end: int) -> Term:
+        return mathopt.fast_sum(
+            sum(self._forward(layer) + self._overhead for layer in self.facts.layers[first : last - 1])
+            * self.choices.chosen[first, last]
+            for first, last in self.choices.arriving[end]
+        )
+

@@ -1,0 +1,137 @@
+"""No policy of a family is faster than its bound, none that fits is refused, and the proof is for all shapes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ortools.math_opt.python import mathopt
+
+from lazytrain.jobs.model_facts import ModelFacts
+from lazytrain.jobs.policy import LayerPolicy, Policy, lower
+from lazytrain.schedulers.costs import host_bytes
+from lazytrain.schedulers.hardware import Budgets, HardwareProfile
+from lazytrain.schedulers.planner.bound import Certificate, all_shapes, bound_of
+from lazytrain.schedulers.planner.choices import Choices, Problem, Shape
+from lazytrain.schedulers.planner.counts import count
+from lazytrain.schedulers.planner.loose import Family, LooseTiming
+from lazytrain.schedulers.simulator import simulate
+
+MIB = 1 << 20
+Make = Callable[..., ModelFacts]
+Machine = Callable[..., HardwareProfile]
+INTERNALS = [("none", "gpu"), ("matmuls", "gpu"), ("matmuls", "host"), ("all", "gpu"), ("all", "host")]
+
+
+def draw(
+    make_facts: Make, make_profile: Machine, choose: random.Random, layers: int
+) -> tuple[ModelFacts, HardwareProfile]:
+    """Equal or different layers, links from fast to slow, host memory that is sometimes the bottleneck."""
+    flops: Any = [choose.uniform(0.5, 8) * 1e9 for _ in range(layers)] if choose.random() < 0.5 else 3e9
+    facts = make_facts(
+        layers, flops=flops, workspace=choose.choice((0, 12)) * MIB, tied=choose.random() < 0.4,
+        parameters=int(choose.choice((0.2, 0.5, 1, 2)) * MIB),
+    )  # fmt: skip
+    rates = {
+        name: choose.choice((0.3e9, 1e9, 4e9))
+        for name in ("h2d_bytes_s", "d2h_bytes_s", "nvme_read_bytes_s", "nvme_write_bytes_s", "update_parameters_s")
+    }
+    return facts, make_profile(**rates, host_bytes_s=choose.choice((1e9, 1e10, 1e11)), nvme_bytes=1 << 30)
+
+
+def draw_policy(facts: ModelFacts, choose: random.Random, accumulation: int) -> Policy:
+    layers = len(facts.layers)
+    recomputed, homes_of = choose.random(), choose.choice((["gpu", "host"], ["gpu", "host", "nvme"]))
+    homes: list[Any] = [
+        "recompute" if i and choose.random() < recomputed else choose.choice(homes_of) for i in range(layers)
+    ]
+    kept = [
+        choose.choice(INTERNALS) if "recompute" not in [*homes, "gpu"][i : i + 2] else INTERNALS[0]
+        for i in range(layers)
+    ]
+    share = choose.choice((0.0, 0.0, 0.4))
+    made = Policy.from_homes(facts, [*homes, "gpu"], accumulation=accumulation, weight_slots=choose.choice((2, 3, 4)))
+    chosen = [
+        LayerPolicy(index=i, internals=what, internals_home=home, resident=choose.random() < share)  # type: ignore[arg-type]
+        for i, (what, home) in enumerate(kept)
+    ]
+    return made.model_copy(update={"staging_slots": choose.choice((1, 2, 3)), "layers": tuple(chosen)})
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_no_policy_is_faster_than_the_bound_of_its_counts(
+    make_facts: Make, make_profile: Machine, seed: int
+) -> None:
+    """The bound's program, told how many layers do what, says no more than the simulator; its memory is enough."""
+    choose = random.Random(seed)
+    facts, profile = draw(make_facts, make_profile, choose, choose.randint(2, 10))
+    accumulation = choose.choice((1, 1, 2, 4))
+    policy = draw_policy(facts, choose, accumulation)
+    program = lower(policy, facts)
+    budgets = Budgets(
+        gpu_bytes=program.peak_bytes("gpu"),
+        host_bytes=sum(host_bytes(facts, policy, program).values()),
+        nvme_bytes=program.peak_bytes("nvme"),
+    )
+    expected = simulate(policy, facts, profile).step_s
+    problem = Problem(facts, profile, budgets, Shape(), expected * 1.0001, 10, min(2, accumulation))
+    family = all_shapes(problem)
+    model = mathopt.Model()
+    choices = Choices(model, replace(problem, shape=family.smallest, residents=family.residents), whole=False)
+    timing = LooseTiming(choices, family, accumulation)
+    told = count(policy, facts)
+    for group, total in choices.totals.items():
+        if group[0] == "kept":
+            model.add_linear_constraint(total == told.kept.get(group[1:], 0))
+        elif group[0] == "block" and group[1] > 1:
+            model.add_linear_constraint(total == told.blocks.get(group[1], 0))
+    model.minimize(timing.step)
+    result = mathopt.solve(model, mathopt.SolverType.HIGHS)
+    assert result.has_primal_feasible_solution(), result.termination
+    assert result.dual_bound() * problem.horizon_s <= expected * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_second_solver_agrees(make_facts: Make, make_profile: Machine, seed: int) -> None:
+    choose = random.Random(seed)
+    facts, profile = draw(make_facts, make_profile, choose, 6)
+    budgets = Budgets(gpu_bytes=choose.randint(30, 60) * MIB, host_bytes=1 << 34, nvme_bytes=0)
+    problem = Problem(facts, profile, budgets, Shape(), 0.2, 6)
+    bounds = [
+        bound_of(problem, all_shapes(problem), backend=name, deadline=time.monotonic() + 60, accumulation=1).bound_s
+        for name in ("highs", "gscip")
+    ]
+    assert bounds[0] == pytest.approx(bounds[1], rel=0.005)
+
+
+def test_a_split_covers_its_family_and_never_lowers_the_bound(make_facts: Make, make_profile: Machine) -> None:
+    facts, profile = make_facts(8, flops=5e9, workspace=8 * MIB), make_profile(h2d_bytes_s=2e9, d2h_bytes_s=2e9)
+    budgets = Budgets(gpu_bytes=44 * MIB, host_bytes=1 << 34, nvme_bytes=0)
+    problem = Problem(facts, profile, budgets, Shape(), 0.3)
+
+    def of(family: Family) -> Any:
+        return bound_of(problem, family, backend="highs", deadline=time.monotonic() + 60, accumulation=1)
+
+    certificate = Certificate()
+    whole = all_shapes(problem)
+    certificate.add(of(whole))
+    seen = [certificate.bound_s]
+    while certificate.refine(of) and len(seen) < 12:
+        seen.append(certificate.bound_s)
+    assert seen == sorted(seen) and len(seen) > 3
+    shapes = {
+        (w, s, r)
+        for _, _, bound in certificate.families
+        for w in span(bound.family.weights)
+        for s in span(bound.family.staging)
+        for r in span(bound.family.residents)
+    }
+    assert len(shapes) == len(span(whole.weights)) * len(span(whole.staging)) * len(span(whole.residents))
+
+
+def span(ends: tuple[int, int]) -> range:
+    return range(ends[0], ends[1] + 1)
