@@ -54,6 +54,7 @@ def stream(
     optimizer: Optimizer | None = None,
     facts: ModelFacts | None = None,
     nvme_directory: str | Path | None = None,
+    debug: bool = False,
 ) -> Streamed:
     """Take the model's weights over and stream its layers through ``device`` as ``policy`` says.
 
@@ -62,6 +63,9 @@ def stream(
     learn. Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where everything with a home
     on NVMe goes (the system's temporary directory by default). Raises ProgramError if the policy was made for another
     model or batch, ModelError for what is no model of ``transformers``.
+
+    ``debug`` proves the waits of each program before it runs, watches that they are kept, fills memory that nobody may
+    read any more with NaN, and raises InvariantBroken with the invariant's name (`policy.hazards.INVARIANTS`).
     """
     inner = inner_model(model)
     facts = facts or model_facts(
@@ -75,7 +79,7 @@ def stream(
     directory = Path(nvme_directory or tempfile.gettempdir())
     states = NvmeFile(directory) if optimizer is not None and policy.optimizer_home == "nvme" else None
     units = _host_units(inner, facts, policy, optimizer, opened, states)
-    engine = Engine(facts, policy, units, opened, optimizer, directory)
+    engine = Engine(facts, policy, units, opened, optimizer, directory, debug=debug)
     return Streamed(model, engine, opened, optimizer, states)
 
 
