@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 from transformers import Cache
 
 from .errors import ProgramError
@@ -56,6 +56,8 @@ class Call:
     autocast: Autocast
     """What autocast was when the unit was called."""
     rng: RngState | None = None
+    kernels_follow_graph: bool = False
+    """Whether `forward` must record a graph, of which nothing is kept, to run the kernels of `forward_with_graph`."""
 
     @classmethod
     def of(cls, run: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -79,6 +81,10 @@ class Call:
 
     def forward(self, boundary: torch.Tensor | None = None) -> Any:
         """Run the unit with ``boundary`` in its place (if given); what it returns is returned as it is."""
+        if self.kernels_follow_graph:
+            with torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None):
+                output = self.forward_with_graph(boundary).output
+            return tree_map_only(torch.Tensor, torch.Tensor.detach, output)
         args, kwargs = tree_unflatten(self._with(boundary), self.spec)
         with self.autocast.active():
             return self.run(*args, **kwargs)
