@@ -19,6 +19,7 @@ from ..structure import LOOSE, own_parameters, path_of
 from ..timeline import Timeline
 from .devices import Device, Emulated, open_device
 from .engine import Engine
+from .kernels import apply_liger, compile_layers
 from .standins import StandIns
 from .stores import HostUnit, Optimizer
 from .stores.nvme import NvmeFile
@@ -50,6 +51,8 @@ def stream(
     optimizer: Optimizer | None = None,
     facts: ModelFacts | None = None,
     nvme_directory: str | Path | None = None,
+    compile: bool | str = False,
+    liger: bool = False,
 ) -> Streamed:
     """Take the model's weights over and stream its layers through ``device`` as ``policy`` says.
 
@@ -57,6 +60,9 @@ def stream(
     Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where everything with a home on
     NVMe goes (the system's temporary directory by default). Raises ProgramError if the policy was made for another
     model or batch.
+
+    ``compile`` compiles the layers (True: by torch's default backend; or a backend's name), ``liger`` gives them
+    Liger's fused kernels; both change results by rounding, and `kernels` says what they cost and when they are refused.
     """
     facts = facts or model_facts(
         model,
@@ -66,6 +72,10 @@ def stream(
     )
     policy.check(facts)
     opened = open_device(device)
+    if liger:
+        apply_liger(model, opened.torch_device)
+    if compile:
+        compile_layers(model, facts, policy, "inductor" if compile is True else compile)
     directory = Path(nvme_directory or tempfile.gettempdir())
     states = NvmeFile(directory) if optimizer is not None and policy.optimizer_home == "nvme" else None
     units = _host_units(model, facts, policy, optimizer, opened, states)
