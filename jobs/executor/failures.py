@@ -17,7 +17,7 @@ _HOST = ("DefaultCPUAllocator", "cudaHostAlloc", "cudaHostRegister", "pin memory
 
 
 def in_compute(error: BaseException) -> BaseException:
-    """What to raise for an error of a compute operation: out of memory gets its tier, the model's own stay as they are."""
+    """What to raise for an error of a compute operation: out of memory with its tier, the model's own as it is."""
     found = out_of_memory(error) if isinstance(error, (RuntimeError, MemoryError)) else None
     return found or error
 

@@ -96,7 +96,7 @@ class Interpreter:
         """A compute operation has ended: hand over what follows it."""
         self._checks.finished(op)
         self._events[op.id] = self._device.compute_event()
-        self._device.recorder.add(op.id, "compute", self._started, 0)
+        self._device.compute_ended(op.id, self._started)
         self._next += 1
         while not self.at_end:
             following = self.program.ops[self._next]
@@ -127,7 +127,7 @@ class Interpreter:
             self._device.compute_waits(self._events[name])
             self.stall_s[self.program.ops[self.program.index[name]].stream] += time.perf_counter() - before
         self._checks.starting(op)
-        self._started = time.perf_counter()
+        self._started = self._device.compute_started()
 
     def _issue(self, op: Op) -> None:
         work, nbytes = self._checks.prepare(op, self._transfers)
