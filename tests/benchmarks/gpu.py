@@ -9,7 +9,8 @@ batch and policy that the simulator finds fastest; with OR-Tools installed, the 
 
 - ``every_layer``: every boundary kept, on the GPU while it fits, then on the host; our overlapped optimizer;
 - ``ours``: what planner or search decide, after the first run has shown how fast layers really are;
-- ``megatrain``: one boundary in four, the optimizer after backward (their rule);
+- ``megatrain``: one boundary in four, the optimizer after backward (their rule); ``megatrain_overlapped``, last and
+  only if there is time, with our optimizer, so that it is clear what comes from where;
 - ``plain_hf``: the model whole on the GPU, gradient checkpointing, torch's fused AdamW with bf16 states; if it fits.
 
 ``--device emulated`` and ``cpu`` run the same script on a toy, to prove the script.
@@ -231,12 +232,17 @@ def every_layer_candidates(profile: HardwareProfile) -> Callable[[ModelFacts], I
     return candidates
 
 
-def our_candidates(profile: HardwareProfile) -> Callable[[ModelFacts], Iterator[Policy]]:
-    """The planner's answer where OR-Tools is there; otherwise internals of the last layers, on either side."""
+def our_candidates(profile: HardwareProfile, compiled: bool) -> Callable[[ModelFacts], Iterator[Policy]]:
+    """The planner's answer where OR-Tools is there; otherwise internals of the last layers, on either side.
+
+    Compiled layers cannot keep their products, of which the planner knows nothing.
+    """
+    if compiled:
+        return searched(profile, (("all", "gpu"), ("all", "host")))
     try:
         from lazytrain.schedulers.planner import plan
     except ImportError:
-        return searched(profile)
+        return searched(profile, (("matmuls", "gpu"), ("all", "gpu"), ("matmuls", "host")))
 
     def candidates(facts: ModelFacts) -> Iterator[Policy]:
         answer = plan(facts, profile, solve_seconds=4.0)
@@ -246,13 +252,15 @@ def our_candidates(profile: HardwareProfile) -> Callable[[ModelFacts], Iterator[
     return candidates
 
 
-def searched(profile: HardwareProfile) -> Callable[[ModelFacts], Iterator[Policy]]:
+def searched(
+    profile: HardwareProfile, choices: tuple[tuple[str, str], ...]
+) -> Callable[[ModelFacts], Iterator[Policy]]:
     def candidates(facts: ModelFacts) -> Iterator[Policy]:
         count = len(facts.layers)
         for base in every_layer_candidates(profile)(facts):
             for slots in (2, 3):
                 yield base.model_copy(update={"weight_slots": slots})
-                for kept, home in (("matmuls", "gpu"), ("all", "gpu"), ("matmuls", "host")):
+                for kept, home in choices:
                     for share in (1, 2, 4, 8):
                         first = count - count // share
                         layers = tuple(
@@ -412,6 +420,21 @@ class Session:
         return self.add(name, run if chosen else None, "" if chosen else "no batch fits")
 
 
+def plain_of_any_batch(session: Session, largest: ModelFacts, by_batch: list[ModelFacts], place: str) -> dict[str, Any]:
+    """Plain training with the largest of these batches that its memory allows."""
+
+    def attempt(until: float) -> dict[str, Any]:
+        sizes = [facts for facts in reversed(by_batch) if facts.micro_batch <= largest.micro_batch]
+        for facts in sizes[:-1]:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                return plain_run(session.model, session.config, facts, place, until)
+            gc.collect()
+            torch.cuda.empty_cache()
+        return plain_run(session.model, session.config, sizes[-1], place, until)
+
+    return session.add("plain_hf", attempt)
+
+
 def train_all(session: Session, by_batch: list[ModelFacts], profile: HardwareProfile, place: str) -> HardwareProfile:
     chosen = fastest(every_layer_candidates(profile), by_batch, profile)
     first = session.streamed("every_layer", chosen)
@@ -420,11 +443,12 @@ def train_all(session: Session, by_batch: list[ModelFacts], profile: HardwarePro
         efficiency = min(1.0, max(0.02, profile.efficiency * expected / first["step_s"]))
         profile = profile.model_copy(update={"efficiency": efficiency})
         say(f"layers reach {efficiency:.2f} of the card's product rate")
-    ours = fastest(our_candidates(profile), by_batch, profile)
+    ours = fastest(our_candidates(profile, "compile" in session.options), by_batch, profile)
+    rule = fastest(rule_candidates, by_batch, profile)
     session.streamed("ours", ours)
-    session.streamed("megatrain", fastest(rule_candidates, by_batch, profile), serial=True)
-    facts = (ours or chosen or (None, by_batch[0]))[1]
-    session.add("plain_hf", lambda until: plain_run(session.model, session.config, facts, place, until))
+    session.streamed("megatrain", rule, serial=True)
+    plain_of_any_batch(session, (ours or chosen or ("", by_batch[0]))[1], by_batch, place)
+    session.streamed("megatrain_overlapped", rule)
     return profile
 
 
