@@ -3,6 +3,7 @@
 job.yaml            the resolved job file
 policy.json         what was planned
 metrics.jsonl       one line per report
+start/              configuration and tokenizer that the run began with
 checkpoints/        see `checkpoint`
 verdicts.jsonl      every evaluated row: prompt, output, expected, correct
 model/              the trained model in Hugging Face layout
@@ -23,6 +24,8 @@ from .spec import JobSpec, load_spec
 
 SHAPING = ("model", "data", "train", "optimizer")
 """Sections that shape what is learned: a run cannot go on under others."""
+MAY_CHANGE = {"batch", "cache"}
+"""Keys of them that it can: how many rows a step takes, and where tokenized rows are kept."""
 
 
 class RunDirectory:
@@ -32,7 +35,7 @@ class RunDirectory:
         self.path = path
         self.spec, self.policy, self.metrics = path / "job.yaml", path / "policy.json", path / "metrics.jsonl"
         self.checkpoints, self.model = path / "checkpoints", path / "model"
-        self.rows = path / "rows"
+        self.start, self.rows = path / "start", path / "rows"
         self.verdicts, self.result = path / "verdicts.jsonl", path / "result.json"
 
     @contextmanager
@@ -55,7 +58,8 @@ class RunDirectory:
 
     def _own(self, spec: JobSpec) -> None:
         if self.spec.exists():
-            changed = [name for name in SHAPING if _digest(load_spec(self.spec), name) != _digest(spec, name)]
+            before = load_spec(self.spec)
+            changed = [name for name in SHAPING if _digest(before, name) != _digest(spec, name)]
             if changed and self.checkpoints.exists():
                 raise CheckpointError(
                     f"{self.path} holds a run of another job file: {', '.join(changed)} differ",
@@ -80,4 +84,4 @@ def save_record(path: Path, record: Frozen) -> None:
 
 
 def _digest(spec: JobSpec, section: str) -> str:
-    return digest(getattr(spec, section).model_dump(mode="json"))
+    return digest(getattr(spec, section).model_dump(mode="json", exclude=MAY_CHANGE))

@@ -249,6 +249,12 @@ class Engine:
         for event in self._updates.values():
             event.wait()
 
+    def last_update(self, unit: int) -> Event:
+        """The end of the unit's last update; one that has ended when there was none."""
+        programs = self._programs.values()
+        ops = (op.id for program in programs for op in program.ops if op.kind == "update" and op.unit == unit)
+        return self._updates.get(next(ops, ""), Event.ended())
+
     def wait_for_gradients(self) -> None:
         """Return when every gradient of the step has arrived on the host."""
         for event in list(self._events.values()):

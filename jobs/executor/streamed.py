@@ -17,10 +17,10 @@ from ..model_facts import ModelFacts
 from ..policy import Policy
 from ..structure import LOOSE, own_parameters, path_of
 from ..timeline import Timeline
-from .devices import Device, Emulated, open_device
+from .devices import Device, Emulated, Event, open_device
 from .engine import Engine, PendingUpdate
 from .standins import StandIns
-from .stores import HostUnit, Optimizer
+from .stores import HostUnit, Optimizer, UnitOptimizer
 
 MAX_SKIPPED_STEPS = 3
 """So many non-finite gradients in a row end the run."""
@@ -160,6 +160,47 @@ class Streamed:
         for unit, facts in zip(self._engine.units, self.facts.units, strict=True):
             if not facts.shares_weights_with:
                 yield unit.name, unit.weights.state()
+
+    def unit_weights(self) -> list[tuple[str, UnitOptimizer, Event]]:
+        """Name, weights and the end of the last update of every unit that owns weights; waits for nothing."""
+        engine = self._engine
+        return [
+            (unit.name, unit.weights, engine.last_update(index))
+            for index, (unit, facts) in enumerate(zip(engine.units, self.facts.units, strict=True))
+            if not facts.shares_weights_with
+        ]
+
+    def rest(self) -> dict[str, torch.Tensor]:
+        """What the model keeps that no unit holds, by full name: persistent buffers, parameters that no text reaches."""
+        names = {name for name, _ in self.model.named_buffers()} & self.model.state_dict().keys()
+        buffers = {name: self.model.get_buffer(name).detach() for name in sorted(names)}
+        return buffers | {name: parameter.detach() for name, parameter in self._standins.idle.items()}
+
+    def load_rest(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Take up what `rest` gave."""
+        for name, tensor in self.rest().items():
+            tensor.copy_(saved[name])
+
+    def layouts(self) -> dict[str, list[tuple[str, list[int], int]]]:
+        """For each unit that owns weights: full name, shape and offset of every parameter in its flat weights."""
+        return {
+            unit.name: [
+                (f"{unit.path}.{s.name}" if unit.path else s.name, list(s.shape), s.offset) for s in unit.layout.segments
+            ]
+            for unit, facts in zip(self._engine.units, self.facts.units, strict=True)
+            if not facts.shares_weights_with
+        }
+
+    def abandon(self) -> None:
+        """Give up a step that is under way: weights stay as they were after the last `step`."""
+        self._engine.abandon()
+
+    def named_weights(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+        """Unit by unit, the weights by full parameter name: views, in the compute dtype, with every update applied."""
+        self.flush()
+        for unit, facts in zip(self._engine.units, self.facts.units, strict=True):
+            if not facts.shares_weights_with:
+                yield unit.name, unit.named(unit.weights.streamed)
 
     def load_unit_state(self, name: str, state: Mapping[str, torch.Tensor]) -> None:
         """Take up one unit's saved state."""

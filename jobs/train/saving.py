@@ -1,0 +1,100 @@
+"""Checkpoints beside training: a thread writes the units one by one while the next step runs.
+
+What is saved is the state after the step at which the save was asked for. Each unit is written straight from its
+memory, which its next update does not touch before that; so a save costs no second copy of anything, and training waits
+only where the disk is slower than a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ..checkpoint import CheckpointStore
+from ..executor import Streamed
+from .held import HeldUnit
+
+log = logging.getLogger(__name__)
+
+REST = "(rest)"
+"""Name of the unit of a checkpoint that holds what no unit of the model does: buffers, and parts that no text uses."""
+
+Wait = Callable[[], None]
+
+
+class Saver:
+    """Saves the state of a streamed model whose optimizer is a `HeldOptimizer`; one save at a time."""
+
+    def __init__(self, store: CheckpointStore, streamed: Streamed) -> None:
+        self._store, self._streamed = store, streamed
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._waited_s = 0.0
+
+    def save(self, step: int, trainer: Mapping[str, Any], *, score: float | None = None) -> None:
+        """Begin to save the state after this step. Raises what went wrong with the save before."""
+        self.wait()
+        started = time.perf_counter()
+        units = [(name, weights, ended) for name, weights, ended in self._streamed.unit_weights()]
+        for _, weights, _ in units:
+            if isinstance(weights, HeldUnit):
+                weights.hold(self._streamed.steps)
+        self._thread = threading.Thread(
+            target=self._write, args=(step, units, trainer, score), name="lazytrain-save", daemon=True
+        )
+        self._thread.start()
+        self._waited_s += time.perf_counter() - started
+
+    def check(self) -> None:
+        """Raise what went wrong with a save that has ended; wait for nothing."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when nothing is being saved any more; raise what went wrong."""
+        started = time.perf_counter()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._waited_s += time.perf_counter() - started
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def close(self) -> None:
+        """Return when nothing is being saved; after another failure, one of a save is only logged."""
+        try:
+            self.wait()
+        except Exception as error:  # the run is ending for a reason of its own already
+            log.error("the last checkpoint was not saved: %s", error)
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds for which training has waited for saves: for one to end, and of updates for their units."""
+        units = (weights for _, weights, _ in self._streamed.unit_weights())
+        return self._waited_s + sum(unit.waited_s for unit in units if isinstance(unit, HeldUnit))
+
+    def _write(self, step: int, units: list[Any], trainer: Mapping[str, Any], score: float | None) -> None:
+        try:
+            self._store.save(step, self._states(units), trainer, score=score)
+        except BaseException as error:  # raised again in the thread that trains
+            self._error = error
+        finally:
+            for _, weights, _ in units:
+                if isinstance(weights, HeldUnit):
+                    weights.release()
+
+    def _states(self, units: list[Any]) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
+        for name, weights, ended in units:
+            ended.wait()
+            yield name, weights.state()
+            if isinstance(weights, HeldUnit):
+                weights.release()  # its file is written
+        rest = self._streamed.rest()
+        if rest:
+            yield REST, rest
