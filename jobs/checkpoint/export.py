@@ -109,6 +109,5 @@ def saved_weights(checkpoint: Checkpoint) -> Iterator[dict[str, torch.Tensor]]:
             continue
         flat = next(state[name] for name in _STREAMED if name in state)
         yield {
-            name: flat[offset : offset + torch.Size(shape).numel()].view(shape)
-            for name, shape, offset in layouts[unit]
+            name: flat[offset : offset + torch.Size(shape).numel()].view(shape) for name, shape, offset in layouts[unit]
         }

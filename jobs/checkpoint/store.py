@@ -88,8 +88,9 @@ class Checkpoint:
 class CheckpointStore:
     """Saves and finds the checkpoints of one run.
 
-    The ``keep`` newest are kept, and the one with the lowest score beside them. ``on_point`` is called with a name at every stage of a save: ``start``, ``unit NAME``,
-    ``trainer``, ``manifest``, ``synced``, ``renamed``, ``published``, ``removing NAME``, ``removed NAME``, ``done``.
+    The ``keep`` newest are kept, and the one with the lowest score beside them. ``on_point`` is called with a name at
+    every stage of a save: ``start``, ``unit NAME``, ``trainer``, ``manifest``, ``synced``, ``renamed``, ``published``,
+    ``removing NAME``, ``removed NAME``, ``done``.
     """
 
     def __init__(

@@ -161,7 +161,7 @@ def order(
     drawn = random.Random(f"{seed}/{epoch}/{len(rows)}{'/' if rows.fingerprint else ''}{rows.fingerprint}")
     indices = list(range(0, len(rows), together))
     drawn.shuffle(indices)
-    groups = batch // together
+    groups = max(1, batch // together)
     if not buckets:
         return _grouped([indices[start : start + groups] for start in range(0, len(indices), groups)], together)
     lengths = rows.lengths.reshape(-1, together).max(axis=1)

@@ -18,7 +18,15 @@ from typing import Any
 import torch
 
 from ..errors import ProgramError
-from ..head_loss import Logits, loss_only, loss_with_gradients, supervised
+from ..head_loss import (
+    Logits,
+    RowLoss,
+    loss_only,
+    loss_with_gradients,
+    row_log_probabilities,
+    row_loss_with_gradients,
+    supervised,
+)
 from ..model_facts import ModelFacts
 from ..policy import Op, Policy, Program, lower, lower_forward
 from ..replay import Call, RngState, output_tensors
@@ -185,20 +193,31 @@ class Engine:
             self._finish(op)
 
     def loss(
-        self, logits: Logits, states: torch.Tensor, labels: torch.Tensor, normaliser: float | None
+        self,
+        logits: Logits,
+        states: torch.Tensor,
+        labels: torch.Tensor,
+        normaliser: float | None,
+        row_loss: RowLoss | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss of the step's next micro-batch and its gradient for ``states`` (B, T, H).
 
         ``normaliser`` is the number of supervised tokens of the whole step; by default those of this micro-batch.
+        ``row_loss`` makes the loss of the rows' log-probabilities instead.
         """
         with self._ticking():
             op, host = self._advance("loss", self.head), self.units[self.head]
             rows, targets = supervised(labels)
             flat = states.reshape(-1, states.shape[-1])
+            learned = list(host.parameters.values())
             with self._weights(op):
-                total, gradient, parameters = loss_with_gradients(
-                    logits, flat, rows, targets, normaliser or max(1, len(targets)), list(host.parameters.values())
-                )
+                if row_loss is None:
+                    items = normaliser or max(1, len(targets))
+                    total, gradient, parameters = loss_with_gradients(logits, flat, rows, targets, items, learned)
+                else:
+                    total, gradient, parameters = row_loss_with_gradients(
+                        logits, flat, rows, targets, labels.shape, row_loss, learned
+                    )
             self._outgoing[self.head, op.micro] = dict(zip(host.parameters, parameters, strict=True))
             self._finish(op)
         return total, gradient.view_as(states)
@@ -215,11 +234,20 @@ class Engine:
         return state_gradient
 
     def infer_loss(
-        self, logits: Logits, states: torch.Tensor, labels: torch.Tensor, normaliser: float | None
+        self,
+        logits: Logits,
+        states: torch.Tensor,
+        labels: torch.Tensor,
+        normaliser: float | None,
+        row_loss: RowLoss | None = None,
     ) -> torch.Tensor:
         """The loss without gradients."""
         rows, targets = supervised(labels)
         flat = states.reshape(-1, states.shape[-1])
+        if row_loss is not None:
+            return row_loss(
+                self.infer(self.head, row_log_probabilities, (logits, flat, rows, targets, labels.shape), {})
+            )
         total = self.infer(self.head, loss_only, (logits, flat, rows, targets), {})
         return total / (normaliser or max(1, len(targets)))  # type: ignore[no-any-return]
 

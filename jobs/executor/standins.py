@@ -20,7 +20,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from ..effects import Outcome, Places, apply, unit_call
 from ..errors import ProgramError
-from ..head_loss import Logits, forward_in_chunks
+from ..head_loss import Logits, RowLoss, forward_in_chunks, log_probabilities_of_rows
 from ..replay import Call
 from ..structure import LOOSE
 from .engine import Engine
@@ -123,9 +123,17 @@ class StandIns:
             return self._model_forward(**kwargs)
 
     def _forward(
-        self, *args: Any, labels: torch.Tensor | None = None, num_items_in_batch: Any = None, **kwargs: Any
+        self,
+        *args: Any,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: Any = None,
+        row_loss: RowLoss | None = None,
+        **kwargs: Any,
     ) -> Any:
-        """The model's forward; with ``labels``, and where the model allows it, the loss in chunks and no logits."""
+        """The model's forward; with ``labels``, and where the model allows it, the loss in chunks and no logits.
+
+        ``row_loss`` makes the loss of the log-probabilities of each row's labels, instead of their mean.
+        """
         device = self.engine.device.torch_device
         args = tuple(_to(device, value) for value in args)
         kwargs = {name: _to(device, value) for name, value in kwargs.items()}
@@ -135,23 +143,33 @@ class StandIns:
         with self.engine.device.counting(), _no_writes_into_outputs(), self._with_loose():
             if labels is None:
                 return self._model_forward(*args, **kwargs)
+            if self.engine.facts.loss == "whole" and row_loss is not None:
+                logits = self._model_forward(*args, **kwargs).logits
+                return CausalLMOutput(loss=row_loss(log_probabilities_of_rows(logits, labels.to(device))))
             if self.engine.facts.loss == "whole":
                 if num_items_in_batch is not None:
                     kwargs["num_items_in_batch"] = num_items_in_batch
                 return self._model_forward(*args, labels=labels.to(device), **kwargs)
             kwargs.pop("logits_to_keep", None)
-            return self._forward_in_chunks(args, kwargs, labels.to(device), num_items_in_batch)
+            return self._forward_in_chunks(args, kwargs, labels.to(device), num_items_in_batch, row_loss)
 
     def _forward_in_chunks(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], labels: torch.Tensor, items: Any
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        labels: torch.Tensor,
+        items: Any,
+        row_loss: RowLoss | None,
     ) -> CausalLMOutput:
         normaliser = None if items is None else float(items)
 
         def loss(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             if torch.is_grad_enabled():
-                streamed: torch.Tensor = _StreamedLoss.apply(self.engine, self._logits, states, labels, normaliser)
+                streamed: torch.Tensor = _StreamedLoss.apply(
+                    self.engine, self._logits, states, labels, normaliser, row_loss
+                )
                 return streamed
-            return self.engine.infer_loss(self._logits, states, labels, normaliser)
+            return self.engine.infer_loss(self._logits, states, labels, normaliser, row_loss)
 
         self._in_chunks = True
         try:
@@ -249,10 +267,16 @@ class _StreamedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, engine: Engine, logits: Logits, states: torch.Tensor, labels: torch.Tensor, normaliser: float | None
+        ctx: Any,
+        engine: Engine,
+        logits: Logits,
+        states: torch.Tensor,
+        labels: torch.Tensor,
+        normaliser: float | None,
+        row_loss: RowLoss | None,
     ) -> torch.Tensor:
         ctx.engine = engine
-        loss, ctx.state_gradient = engine.loss(logits, states, labels, normaliser)
+        loss, ctx.state_gradient = engine.loss(logits, states, labels, normaliser, row_loss)
         return loss
 
     @staticmethod
@@ -260,7 +284,7 @@ class _StreamedLoss(torch.autograd.Function):
         _at_the_end(ctx.engine.end_backward)
         state_gradient = ctx.engine.loss_backward(ctx.state_gradient, gradients[0])
         ctx.state_gradient = None
-        return None, None, state_gradient, None, None
+        return None, None, state_gradient, None, None, None
 
 
 def _at_the_end(work: Callable[[], None]) -> None:

@@ -171,7 +171,7 @@ class Streamed:
         ]
 
     def rest(self) -> dict[str, torch.Tensor]:
-        """What the model keeps that no unit holds, by full name: persistent buffers, parameters that no text reaches."""
+        """What no unit holds, by full name: persistent buffers, and parameters that no text reaches."""
         names = {name for name, _ in self.model.named_buffers()} & self.model.state_dict().keys()
         buffers = {name: self.model.get_buffer(name).detach() for name in sorted(names)}
         return buffers | {name: parameter.detach() for name, parameter in self._standins.idle.items()}
@@ -185,7 +185,8 @@ class Streamed:
         """For each unit that owns weights: full name, shape and offset of every parameter in its flat weights."""
         return {
             unit.name: [
-                (f"{unit.path}.{s.name}" if unit.path else s.name, list(s.shape), s.offset) for s in unit.layout.segments
+                (f"{unit.path}.{s.name}" if unit.path else s.name, list(s.shape), s.offset)
+                for s in unit.layout.segments
             ]
             for unit, facts in zip(self._engine.units, self.facts.units, strict=True)
             if not facts.shares_weights_with

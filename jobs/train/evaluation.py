@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from ..data import batches, pad_id
+from ..data import collate, pad_id
 from ..errors import OutOfMemory
 from ..evaluate import ExactMatch, exact_match
 from ..executor import Streamed
@@ -29,16 +30,22 @@ class Evaluation:
     def __bool__(self) -> bool:
         return len(self._rows) > 0
 
-    def loss(self) -> float:
-        """Mean over the supervised tokens of a sample that is always the same."""
-        sample = self._rows.take(range(min(len(self._rows), EVAL_LOSS_ROWS)))
-        total = supervised = 0.0
-        padding = pad_id(self._setup.tokenizer)
+    @property
+    def generates(self) -> bool:
+        """Whether generated answers are compared with those of the rows."""
+        return bool(self) and self._setup.objective.generates
+
+    def loss(self) -> dict[str, float]:
+        """``eval_loss`` and what else the objective measures: means over a sample that is always the same."""
+        totals, count = Counter[str](), 0.0
+        size, padding = self._setup.micro_batch, pad_id(self._setup.tokenizer)
         with evaluating(self._streamed):
-            for batch in batches(sample, batch=self._setup.policy.micro_batch, seed=0, epoch=0, pad_id=padding):
-                total += self._streamed.model(**batch.inputs(), num_items_in_batch=1).loss.item()
-                supervised += batch.supervised
-        return total / max(1.0, supervised)
+            for start in range(0, min(len(self._rows), EVAL_LOSS_ROWS), size):
+                rows = range(start, min(start + size, len(self._rows), EVAL_LOSS_ROWS))
+                found = self._setup.objective.evaluate(self._streamed, collate(self._rows, rows, padding))
+                totals.update({"eval_loss": found.total, **{f"eval_{k}": v for k, v in found.metrics.items()}})
+                count += found.count
+        return {name: total / max(1.0, count) for name, total in totals.items()}
 
     def exact_match(self, verdicts: Path) -> ExactMatch:
         """Generate for the rows that the job asks for, and write every row's verdict."""

@@ -23,7 +23,7 @@ class Exported(Frozen):
 
 
 def export_run(run_dir: str | Path, out: str | Path, which: str = "latest") -> Exported:
-    """Write the model of checkpoint ``which`` (``latest``, ``best`` or a step) to ``out``, one unit in memory at a time.
+    """Write the model of checkpoint ``which`` (``latest``, ``best`` or a step) to ``out``, unit by unit.
 
     Raises InputError when ``run_dir`` is no run, has no such checkpoint, or ``out`` holds something already.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,7 +77,9 @@ class Loop:
     def run(self) -> None:
         """Train to the end, from where the state stands. Raises StopRequested when it is to stop before."""
         self._started = time.monotonic()
-        if self.evaluation and not self.step and self.state.exact_match_before is None:
+        setup = self.setup
+        setup.objective.begin(self.streamed, setup.data, setup.directory.path, pad_id(setup.tokenizer))
+        if self.evaluation.generates and not self.step and self.state.exact_match_before is None:
             self.state.exact_match_before = self.evaluation.exact_match(self.setup.directory.verdicts).rate
             self.report({"exact_match": self.state.exact_match_before})
         if self._evaluate_if_due():  # a stop may have come between the step and its evaluation
@@ -105,7 +108,7 @@ class Loop:
     def _take_step(self, rows: list[int], left: int) -> None:
         started, stalls = time.perf_counter(), Stalls(self.streamed)
         batch = self._collated(rows)
-        loss = self._gradients(batch)
+        loss, figures = self._gradients(batch)
         self._on_point("step")
         rate = learning_rate(self.setup.spec.train, self.step + 1, self.total_steps)
         result = self.streamed.step(lr=rate)
@@ -117,6 +120,7 @@ class Loop:
         self.report(
             {
                 "loss": loss,
+                **figures,
                 "learning_rate": rate,
                 **step_metrics(self.streamed, batch, result, seconds),
                 **stalls.read(),
@@ -138,8 +142,9 @@ class Loop:
         if not (self.evaluation and due) or (losses and losses[-1][0] == self.step):
             return False
         self._on_point("evaluating")
-        losses.append([self.step, self.evaluation.loss()])
-        self.report({"eval_loss": losses[-1][1]})
+        measured = self.evaluation.loss()
+        losses.append([self.step, measured["eval_loss"]])
+        self.report(measured)
         return self.state.best == (self.step, losses[-1][1])
 
     def _collated(self, rows: list[int]) -> Batch:
@@ -150,18 +155,19 @@ class Loop:
             pack_length=self.setup.policy.sequence_length if self.setup.packed else None,
         )
 
-    def _gradients(self, batch: Batch) -> float:
-        """Forward and backward of all micro-batches; the loss is the mean over the step's supervised tokens."""
-        parts = list(batch.split(self.setup.policy.micro_batch))
+    def _gradients(self, batch: Batch) -> tuple[float, dict[str, float]]:
+        """Forward and backward of all micro-batches; the step's loss and what else the objective knows of it."""
+        parts = list(batch.split(self.setup.micro_batch))
         self.streamed.accumulation = len(parts)
-        loss = 0.0
+        loss, figures = 0.0, Counter[str]()
         for part in parts:
             self._on_point("forward")
-            output = self.streamed.model(**part.inputs(), num_items_in_batch=max(1, batch.supervised))
+            output = self.setup.objective.forward(self.streamed, part, batch)
             self._on_point("backward")
             output.loss.backward()
             loss += output.loss.item()
-        return loss
+            figures.update(output.metrics)  # adds
+        return loss, dict(figures)
 
     # ---- when it ends
 

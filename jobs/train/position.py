@@ -81,7 +81,5 @@ class RowOrder:
 
     def _batches(self, left: np.ndarray[Any, Any], size: int, epoch: int) -> list[list[int]]:
         rows = self.rows if len(left) == len(self.rows) else self.rows.take(left)
-        drawn = order(
-            rows, batch=size, seed=self.seed, epoch=epoch, buckets=self.buckets, together=self.together
-        )
+        drawn = order(rows, batch=size, seed=self.seed, epoch=epoch, buckets=self.buckets, together=self.together)
         return [[int(left[row]) for row in batch] for batch in drawn]

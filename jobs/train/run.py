@@ -102,7 +102,7 @@ def _trained(loop: Loop, tracker: Tracker, on_point: OnPoint) -> Result:
 
 
 def _exact_match(loop: Loop) -> float | None:
-    if not loop.evaluation:
+    if not loop.evaluation.generates:
         return None
     rate = loop.evaluation.exact_match(loop.setup.directory.verdicts).rate
     loop.report({"exact_match": rate})

@@ -16,6 +16,7 @@ from ..frozen import digest
 from ..introspect import model_facts
 from ..model import describe_model, empty_model, load_model
 from ..model_facts import ModelFacts
+from ..objectives import Objective, objective_of
 from ..optim import HybridAdamW
 from ..policy import Home, Policy
 from ..run_directory import RunDirectory
@@ -42,14 +43,20 @@ class Setup:
     data: Prepared
     facts: ModelFacts
     policy: Policy
+    objective: Objective
     notes: list[str] = field(default_factory=list)
     """What is different from before the checkpoint, in words."""
 
     @property
     def batch(self) -> int:
-        """Rows of one step."""
+        """Sequences of one step."""
         batch = self.spec.train.batch
         return self.policy.micro_batch * self.policy.accumulation if batch == "auto" else batch
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of one micro-batch: the policy's, or as many of them as make whole pairs."""
+        return self.policy.micro_batch // self.objective.together * self.objective.together
 
     @property
     def packed(self) -> bool:
@@ -63,7 +70,13 @@ class Setup:
 
     def order(self) -> RowOrder:
         """The order of the training rows."""
-        return RowOrder(self.data.train, batch=self.batch, seed=self.spec.train.seed, buckets=not self.packed)
+        return RowOrder(
+            self.data.train,
+            batch=self.batch,
+            seed=self.spec.train.seed,
+            buckets=not self.packed,
+            together=self.objective.together,
+        )
 
     def optimizer(self) -> HybridAdamW:
         """The optimizer that the job asks for."""
@@ -88,9 +101,12 @@ def set_up(spec: JobSpec, policy: Policy | None, directory: RunDirectory, on_poi
     on_point("loaded")
     data = prepare(spec.data, tokenizer, cache=directory.rows)
     on_point("prepared")
-    _decide_packing(spec, model, data, checkpoint)
+    objective = objective_of(spec.train)
+    objective.check(data)
+    _decide_packing(spec, model, data, checkpoint, objective)
     facts, policy = _policy(spec, model, data, policy)
-    setup = Setup(spec, directory, store, checkpoint, model, tokenizer, data, facts, policy)
+    setup = Setup(spec, directory, store, checkpoint, model, tokenizer, data, facts, policy, objective)
+    _check_pairs(setup)
     setup.notes = _changes(setup)
     for note in setup.notes:
         log.warning(note)
@@ -107,18 +123,39 @@ def _model(spec: JobSpec, directory: RunDirectory, checkpoint: Checkpoint | None
     return model, tokenizer
 
 
-def _decide_packing(spec: JobSpec, model: Any, data: Prepared, checkpoint: Checkpoint | None) -> None:
+def _check_pairs(setup: Setup) -> None:
+    """Raise InputError where a step or a micro-batch cannot hold whole pairs."""
+    together = setup.objective.together
+    if setup.micro_batch == 0:
+        raise InputError(
+            "a preference pair is two rows, the policy takes one at a time",
+            hint="plan for a batch of 2 or more, or leave out --policy",
+        )
+    if setup.batch % together:
+        raise InputError(
+            f"train.batch is {setup.batch}: a preference pair is two rows of a step, so it must be even",
+            hint=f"set train.batch to {setup.batch + 1}",
+        )
+
+
+def _decide_packing(
+    spec: JobSpec, model: Any, data: Prepared, checkpoint: Checkpoint | None, objective: Objective
+) -> None:
     """Pack where the model keeps rows apart. Raises InputError where packing is required and it does not."""
     report = data.report
     if checkpoint is not None:
         report.packed = checkpoint.trainer["packed"]
         return
     wanted = spec.data.packing
-    problem = packing_problem(model) if wanted else None
+    problem = _pairs_apart(objective) or packing_problem(model) if wanted else None
     if problem is not None and wanted == "required":
         raise InputError(f"rows cannot be packed: {problem}", hint="set data.packing to true or false")
     report.packed = bool(wanted) and problem is None
     report.packing_refused = problem or ""
+
+
+def _pairs_apart(objective: Objective) -> str | None:
+    return "the rows of a preference pair need sequences of their own" if objective.together > 1 else None
 
 
 def _policy(spec: JobSpec, model: Any, data: Prepared, policy: Policy | None) -> tuple[ModelFacts, Policy]:

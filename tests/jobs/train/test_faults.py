@@ -109,9 +109,7 @@ def test_killed_at_every_point_and_still_the_same_bits(job: Path, whole: Path) -
 
 
 @pytest.mark.parametrize("device", ["cpu", Emulated(memory_bytes=1 << 28, h2d_bytes_s=1e9)], ids=["cpu", "emulated"])
-def test_asked_to_stop_anywhere_and_still_the_same_bits(
-    job: Path, whole: Path, device: str | Emulated
-) -> None:
+def test_asked_to_stop_anywhere_and_still_the_same_bits(job: Path, whole: Path, device: str | Emulated) -> None:
     """What SIGTERM does: the run gives the step up at the next layer, saves the state before it, and ends."""
     spec = load_spec(job, SHORT)
     for point, times in STOPS:
@@ -146,6 +144,6 @@ def test_a_full_disk_ends_the_run_and_more_room_lets_it_go_on(
         disk.setattr("lazytrain.jobs.checkpoint.files.os.write", full)
         with pytest.raises(CheckpointError, match="disk full"):
             train(spec, device="cpu")
-    assert 0 < len(CheckpointStore(job.parent / "run" / "checkpoints").all())
+    assert len(CheckpointStore(job.parent / "run" / "checkpoints").all()) > 0
     train(spec, device="cpu")
     assert_same_end(job.parent / "run", whole)

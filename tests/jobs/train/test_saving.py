@@ -79,7 +79,7 @@ def test_a_save_makes_no_copy_of_the_weights(job: Path, monkeypatch: pytest.Monk
 
 def test_the_best_state_is_kept_beside_the_newest(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([0.9, 0.5, 0.7, 0.6, 0.5])
-    monkeypatch.setattr("lazytrain.jobs.train.evaluation.Evaluation.loss", lambda self: next(losses))
+    monkeypatch.setattr("lazytrain.jobs.train.evaluation.Evaluation.loss", lambda self: {"eval_loss": next(losses)})
     changes = ["output.keep=1", "output.save_every=3", "train.epochs=1", "evaluate.limit=1", "evaluate.every=0.2"]
     result = train(load_spec(job, changes), device="cpu")
     store = CheckpointStore(job.parent / "run" / "checkpoints")
@@ -157,7 +157,9 @@ def test_going_on_with_another_batch_uses_every_row_once_and_says_so(job: Path) 
 
     original = loop.collate
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "collate", lambda data, chosen, *a, **k: (rows.extend(chosen), original(data, chosen, *a, **k))[1])
+        patch.setattr(
+            loop, "collate", lambda data, chosen, *a, **k: (rows.extend(chosen), original(data, chosen, *a, **k))[1]
+        )
         more = load_spec(job, [*settings, "train.batch=16"])
         done = train(more, device="cpu")
     assert done.status == "done" and done.steps == 2 + 4 + 5

@@ -1,0 +1,158 @@
+"""Loading: what is wrong with the weights is named, and no more memory is taken than what stays and one layer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from lazytrain.jobs.errors import ModelError
+from lazytrain.jobs.model import describe_model, empty_model, load_model
+from lazytrain.jobs.spec import Model
+
+LAYERS = 6
+
+
+def write(folder: Path, *, width: int = 32, layers: int = LAYERS, form: str = "safetensors") -> Model:
+    """A Qwen3 in float32 as one safetensors file, as several, or as several pickled ones."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=1000, hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers, head_dim=16,
+        num_attention_heads=2, num_key_value_heads=1, bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config)
+    core = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1, "a": 2}, unk_token="<pad>"))
+    describe_model(model, PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>"), folder)
+    if form != "bin":
+        model.save_pretrained(folder, max_shard_size="50GB" if form == "safetensors" else "100KB")
+        return Model(path=str(folder), dtype="float32")
+    weights, where = model.state_dict(), {}
+    for number in range(3):
+        part = {name: weights[name].clone() for name in list(weights)[number::3]}
+        torch.save(part, folder / f"pytorch_model-{number}.bin")
+        where |= dict.fromkeys(part, f"pytorch_model-{number}.bin")
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return Model(path=str(folder), dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("form", ["safetensors", "shards", "bin"])
+def test_every_form_gives_the_same_weights(tmp_path: Path, form: str, dtype: str) -> None:
+    section = write(tmp_path, form=form).model_copy(update={"dtype": dtype})
+    torch.manual_seed(0)
+    expected = Qwen3ForCausalLM(Qwen3Config.from_pretrained(tmp_path)).state_dict()
+    loaded = load_model(section)[0].state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name].to(tensor.dtype)) for name, tensor in loaded.items())
+    assert loaded["lm_head.weight"].dtype == getattr(torch, dtype)
+
+
+NAME = "model.layers.2.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda w: w.pop(NAME), f"misses weights: {NAME}"),
+        (lambda w: w.update({"model.layers.9.x": torch.zeros(2)}), "has unexpected weights: model.layers.9.x"),
+        (lambda w: w.update({NAME: torch.zeros(3, 5)}), rf"wrongly shaped weights: {NAME} \(\(3, 5\) instead of"),
+        (lambda w: w[NAME].view(-1)[7].fill_(float("nan")), f"not finite: {NAME}"),
+        (lambda w: w[NAME].view(-1)[7].fill_(float("inf")), f"not finite: {NAME}"),
+    ],
+    ids=["missing", "unexpected", "shape", "nan", "inf"],
+)
+def test_what_is_wrong_with_a_weight_is_named(tmp_path: Path, change: object, why: str) -> None:
+    section = write(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    change(weights)  # type: ignore[operator]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=why):
+        load_model(section)
+
+
+def test_a_damaged_file_and_a_pickle_that_runs_code_are_refused(tmp_path: Path) -> None:
+    section = write(tmp_path / "a")
+    file = tmp_path / "a" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="cannot load"):
+        load_model(section)
+    section = write(tmp_path / "b", form="bin")
+
+    class Evil:
+        def __reduce__(self):
+            return print, ("this ran",)
+
+    torch.save({"model.norm.weight": Evil()}, tmp_path / "b" / "pytorch_model-0.bin")
+    with pytest.raises(ModelError, match="cannot load"):
+        load_model(section)
+
+
+def test_a_description_makes_the_same_model_without_weights(tmp_path: Path) -> None:
+    section = write(tmp_path / "model")
+    model, tokenizer = load_model(section)
+    describe_model(model, tokenizer, tmp_path / "start")
+    assert not list((tmp_path / "start").glob("*.safetensors"))
+    empty, again = empty_model(section, tmp_path / "start")
+    assert {n: p.shape for n, p in empty.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
+    assert torch.equal(empty.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert empty_model(section, tmp_path / "start", device="meta")[0].device.type == "meta"
+
+
+MEMORY = """
+import json, sys, threading, time
+import torch
+torch.set_num_threads(1)
+from lazytrain.jobs.executor import stream
+from lazytrain.jobs.introspect import model_facts
+from lazytrain.jobs.model import load_model
+from lazytrain.jobs.optim import HybridAdamW
+from lazytrain.jobs.policy import Policy
+from lazytrain.jobs.spec import Model
+
+def own_bytes():
+    "Memory of this process that is in no file."
+    line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+def watch():
+    while True:
+        peak[0] = max(peak[0], own_bytes())
+        time.sleep(0.0005)
+
+warm, section = (Model(path=path, dtype=sys.argv[2]) for path in (sys.argv[3], sys.argv[1]))
+def streamed(section):
+    model, _ = load_model(section)
+    facts = model_facts(model, micro_batch=1, sequence_length=8, dtype=section.dtype)
+    policy = Policy.from_homes(facts, ["host"] * len(facts.layers) + ["gpu"])
+    return facts, stream(model, policy, device="cpu", optimizer=HybridAdamW(lr=1e-3), facts=facts)
+streamed(warm)
+peak = [own_bytes()]
+before = peak[0]
+threading.Thread(target=watch, daemon=True).start()
+facts, result = streamed(section)
+final = own_bytes()
+print(json.dumps({"peak": peak[0] - before, "final": final - before, "weights": result.host_bytes()["weights_and_state"],
+                  "unit": 4 * max(unit.parameters for unit in facts.units)}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "dtype"), [("shards", "bfloat16"), ("bin", "bfloat16"), ("safetensors", "float32")])
+def test_loading_takes_what_stays_and_a_layer(tmp_path: Path, form: str, dtype: str) -> None:
+    """30 million parameters: 120 MB in the file, of which no more than a layer's worth is ever there in vain."""
+    write(tmp_path / "large", width=384, layers=16, form=form)
+    write(tmp_path / "small")
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "large"), dtype, str(tmp_path / "small")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert measured["weights"] > 150e6
+    assert measured["peak"] <= measured["final"] + 2 * measured["unit"], measured  # 2: a layer in float32, and its own
