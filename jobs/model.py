@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError  # only its name: nothing is unpickled
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.initialization import no_init_weights
@@ -14,7 +16,7 @@ from .errors import ModelError
 from .spec import Model
 
 _FINITE_CHUNK = 1 << 18
-_FOREIGN = (OSError, ValueError, ImportError, RuntimeError)
+_FOREIGN = (OSError, ValueError, ImportError, RuntimeError, EOFError, SafetensorError, UnpicklingError)
 """What transformers raises for a folder it cannot make a model of."""
 
 
