@@ -22,6 +22,7 @@ from .errors import CheckpointError, InputError
 from .frozen import Frozen, digest
 from .spec import JobSpec, load_spec
 
+LOCK = ".run.lock"
 SHAPING = ("model", "data", "train", "optimizer")
 """Sections that shape what is learned: a run cannot go on under others."""
 MAY_CHANGE = {"batch", "cache"}
@@ -43,7 +44,7 @@ class RunDirectory:
         """Hold the directory for this process. Raises InputError if another process or another job has it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".run.lock").open("a")
+            lock = (self.path / LOCK).open("a")
         except OSError as error:
             raise InputError(f"cannot write to {self.path}: {error.strerror}", hint="set output.dir") from error
         with lock:
@@ -55,6 +56,19 @@ class RunDirectory:
                 ) from None
             self._own(spec)
             yield
+
+    def in_use(self) -> bool:
+        """Whether a process holds the directory."""
+        try:
+            lock = (self.path / LOCK).open("a")
+        except OSError:
+            return False
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     def _own(self, spec: JobSpec) -> None:
         if self.spec.exists():

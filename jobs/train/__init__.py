@@ -5,8 +5,9 @@ rows, dropout. So a run that was killed goes on from its last checkpoint to the 
 """
 
 from .export import Exported, export_run
+from .lost import reconcile
 from .pace import shown
 from .result import Result
 from .run import train
 
-__all__ = ["Exported", "Result", "export_run", "shown", "train"]
+__all__ = ["Exported", "Result", "export_run", "reconcile", "shown", "train"]

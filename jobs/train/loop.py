@@ -12,7 +12,7 @@ from ..checkpoint import Checkpoint, random_state, set_random_state
 from ..data import Batch, collate, pad_id
 from ..executor import Streamed
 from ..schedule import learning_rate
-from ..tracking import Tracker
+from ..tracking import SystemMetrics, Tracker
 from .evaluation import Evaluation
 from .pace import Pace, Stalls, step_metrics
 from .position import Position
@@ -59,6 +59,7 @@ class Loop:
         self._tracker, self._stop, self._progress, self._on_point = tracker, stop, progress, on_point
         self._order = setup.order()
         self.state = State()
+        self._system = SystemMetrics(setup.directory.path)
         self.evaluation = Evaluation(setup, streamed)
         predicted = setup.policy.predicted
         self.pace = Pace(predicted.step_s if predicted else None)
@@ -125,6 +126,7 @@ class Loop:
                 **step_metrics(self.streamed, batch, result, seconds),
                 **stalls.read(),
                 "stall_save_s": self.saver.stall_s,
+                **self._system.read(),
             }
         )
         self._after_step()

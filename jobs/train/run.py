@@ -46,6 +46,8 @@ def train(
         tracker = tracker or LocalTracker(directory.path)
         try:
             setup = set_up(spec, policy, directory, on_point)
+            for path in (directory.spec, directory.policy):
+                tracker.artifact(path)
             result = _run(setup, device, tracker, stop or (lambda: False), progress or (lambda _: None), on_point)
         except KeyboardInterrupt:
             tracker.finish("KILLED")
@@ -95,8 +97,7 @@ def _trained(loop: Loop, tracker: Tracker, on_point: OnPoint) -> Result:
     result = _result(loop, "done", after)
     directory = loop.setup.directory
     save_record(directory.result, result)
-    for path in (directory.spec, directory.policy, directory.result):
-        tracker.artifact(path)
+    tracker.artifact(directory.result)
     on_point("result")
     return result
 
