@@ -23,10 +23,19 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
-from lazytrain.jobs.data import pad_id, prepare, collate, order
+from lazytrain.jobs.data import collate, order, pad_id, prepare
 from lazytrain.jobs.introspect import model_facts
 from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.schedule import learning_rate
@@ -39,8 +48,12 @@ STEPS, QUICK_STEPS, BATCH, LENGTH = 120, 4, 16, 256
 JOB = """\
 name: gsm8k
 model: {{path: model, dtype: float32}}
-data: {{train: [{{path: {data}/gsm8k-train.jsonl}}], eval: [{{path: {data}/gsm8k-test.jsonl}}], max_length: {length}, packing: false}}
-train: {{batch: {batch}, max_steps: {steps}, learning_rate: 1e-3, schedule: cosine, warmup: 0.1, weight_decay: 0.1, seed: 7}}
+data:
+  train: [{{path: {data}/gsm8k-train.jsonl}}]
+  eval: [{{path: {data}/gsm8k-test.jsonl}}]
+  max_length: {length}
+  packing: false
+train: {{batch: {batch}, max_steps: {steps}, learning_rate: 1e-3, warmup: 0.1, weight_decay: 0.1, seed: 7}}
 optimizer: {{name: adamw}}
 evaluate: {{answer: "####", limit: {limit}, max_new_tokens: 64, every: 0.1}}
 output: {{dir: run, save_every: 50}}
@@ -134,6 +147,7 @@ def theirs(spec: JobSpec, steps: int, folder: Path) -> dict[str, Any]:
         model=model, args=arguments, train_dataset=batches, data_collator=lambda items: items[0],
         optimizers=(optimizer, schedule), callbacks=[heard],
     )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)  # it writes to stdout
     started = time.perf_counter()
     trainer.train()
     return {"seconds": time.perf_counter() - started, "losses": heard.losses}
