@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -55,6 +55,15 @@ class StandIns:
             return self._forward(*args, **kwargs)
 
         model.forward = forward
+
+    @property
+    def original_forward(self) -> Callable[..., Any]:
+        """The model's own forward."""
+        return self._model_forward
+
+    def stepped_aside(self) -> AbstractContextManager[None]:
+        """While entered, every unit's own code runs, on whatever weights it is bound to."""
+        return self._inside()
 
     def remove(self) -> None:
         """Give the model its own forwards back."""

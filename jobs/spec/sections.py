@@ -230,6 +230,12 @@ class Evaluate(Section):
     """Longest generated answer."""
     batch: Count = 64
     """Rows generated for at once."""
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """0 writes the likeliest token each time; above it, tokens are drawn, 1 being the model's own probabilities."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draws only from the likeliest tokens that together have this probability."""
+    seed: int = 0
+    """Seed of what is drawn."""
 
 
 class Resources(Section):

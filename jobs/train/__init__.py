@@ -5,9 +5,21 @@ rows, dropout. So a run that was killed goes on from its last checkpoint to the 
 """
 
 from .export import Exported, export_run
+from .inference import Evaluated, complete, evaluate_model, trained_model
 from .lost import reconcile
 from .pace import shown
 from .result import Result
 from .run import train
 
-__all__ = ["Exported", "Result", "export_run", "reconcile", "shown", "train"]
+__all__ = [
+    "Evaluated",
+    "Exported",
+    "Result",
+    "complete",
+    "evaluate_model",
+    "export_run",
+    "reconcile",
+    "shown",
+    "train",
+    "trained_model",
+]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..data import collate, pad_id
 from ..errors import OutOfMemory
 from ..evaluate import ExactMatch, exact_match
-from ..executor import Streamed
-from ..generate import generate
+from ..executor import Streamed, resident
+from ..generate import GREEDY, Sampling, generate
 from .setup import Setup
+
+log = logging.getLogger(__name__)
 
 EVAL_LOSS_ROWS = 256
 """Rows of the fixed sample on which the evaluation loss is taken."""
@@ -56,21 +60,48 @@ class Evaluation:
         return match
 
     def _predict(self, prompts: list[str]) -> list[str]:
-        """Generate, with fewer rows at once where the device has no room for as many."""
-        section, batch = self._setup.spec.evaluate, self._setup.spec.evaluate.batch
-        while True:
-            try:
-                return generate(
-                    self._streamed.model,
-                    self._setup.tokenizer,
-                    prompts,
-                    max_new_tokens=section.max_new_tokens,
-                    batch=batch,
-                )
-            except (OutOfMemory, torch.OutOfMemoryError):
-                if batch == 1:
-                    raise
-                batch //= 2
+        section = self._setup.spec.evaluate
+        return answers(
+            self._streamed,
+            self._setup.tokenizer,
+            prompts,
+            max_new_tokens=section.max_new_tokens,
+            batch=section.batch,
+            sampling=Sampling(section.temperature, section.top_p, section.seed),
+        )
+
+
+def answers(
+    streamed: Streamed,
+    tokenizer: Any,
+    prompts: list[str],
+    *,
+    max_new_tokens: int,
+    batch: int,
+    sampling: Sampling = GREEDY,
+) -> list[str]:
+    """What the model writes after each prompt: from the device's memory where the weights fit, else streamed.
+
+    Where the device has no room for ``batch`` rows, fewer run at once.
+    """
+
+    def write(rows: int) -> list[str]:
+        return generate(
+            streamed.model, tokenizer, prompts, max_new_tokens=max_new_tokens, batch=rows, sampling=sampling
+        )
+
+    try:
+        with resident(streamed):
+            return write(batch)
+    except (OutOfMemory, torch.OutOfMemoryError):
+        log.info("the weights and %d rows do not fit the device together: weights are streamed", batch)
+    while True:
+        try:
+            return write(batch)
+        except (OutOfMemory, torch.OutOfMemoryError):
+            if batch == 1:
+                raise
+            batch //= 2
 
 
 @contextmanager

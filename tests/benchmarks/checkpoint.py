@@ -55,7 +55,8 @@ def spec_of(job: Path, folder: Path, steps: int, *, save_every: int) -> JobSpec:
         job,
         [
             f"output.dir={folder}", f"output.save_every={save_every}", "output.keep=2", f"train.max_steps={steps}",
-            "train.epochs=1000", "train.batch=4", "evaluate.limit=1", "evaluate.max_new_tokens=1", "evaluate.every=0.004",
+            "train.epochs=1000", "train.batch=4", "evaluate.limit=1", "evaluate.max_new_tokens=1",
+            "evaluate.every=0.004",
         ],
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""GSM8K trained twice from the same start on the same rows in the same order: streamed by lazytrain, and by HF's Trainer.
+"""GSM8K trained twice from one start on the same rows in the same order: streamed by lazytrain, and by HF's Trainer.
 
     python tests/benchmarks/gsm8k.py [--quick] [--json] [--picture FILE] [--data FOLDER]
 

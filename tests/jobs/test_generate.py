@@ -65,8 +65,8 @@ def alone(model: Any, tokenizer: Any, prompt: str, new_tokens: int) -> tuple[str
         with torch.no_grad():
             new.append(int(model(torch.tensor([ids + new])).logits[0, -1].argmax()))
         if new[-1] == tokenizer.eos_token_id:
-            return tokenizer.decode(new[:-1]), True
-    return tokenizer.decode(new), False
+            return tokenizer.decode(new[:-1], skip_special_tokens=True), True
+    return tokenizer.decode(new, skip_special_tokens=True), False
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
@@ -165,7 +165,9 @@ def test_the_nucleus_is_the_smallest_set_with_that_probability() -> None:
         assert nucleus(scores, top_p)[0].isfinite().nonzero()[:, 0].tolist() == kept
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"temperature": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"temperature": float("nan")}]
+)
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
         Sampling(**wrong)

@@ -167,7 +167,9 @@ def test_loading_takes_what_stays_and_a_layer(tmp_path: Path) -> None:
     for form, _ in cases:
         write(tmp_path / form, width=320, layers=12, form=form)
     given = json.dumps([str(tmp_path / "small"), *((str(tmp_path / form), dtype) for form, dtype in cases)])
-    done = subprocess.run([sys.executable, "-c", MEMORY, given], check=True, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, given], check=True, capture_output=True, text=True, timeout=200
+    )
     measured = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(measured) == len(cases)
     for one in measured:
