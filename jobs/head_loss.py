@@ -179,8 +179,8 @@ def row_loss_with_gradients(
         loss = row_loss(sums.requires_grad_())
         (slopes,) = torch.autograd.grad(loss, sums)
     weights = -slopes[rows // shape[1]]
-    _, *gradients = loss_with_gradients(logits, states, rows, targets, 1.0, parameters, weights=weights)
-    return loss.detach(), *gradients
+    _, of_states, of_parameters = loss_with_gradients(logits, states, rows, targets, 1.0, parameters, weights=weights)
+    return loss.detach(), of_states, of_parameters
 
 
 def loss_with_gradients(

@@ -39,7 +39,7 @@ class StandIns:
         self._modules: list[nn.Module] = [model]
         self._depth = 0  # inside a unit: its own code runs
         self._training = self._in_chunks = False
-        self._model_forward = model.forward
+        self._model_forward: Callable[..., Any] = model.forward
         self._logits = Logits(model, self._run_head, engine.facts.vocabulary)
         units: dict[str, list[int]] = defaultdict(list)
         for index, unit in enumerate(engine.units):

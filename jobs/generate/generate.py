@@ -79,7 +79,7 @@ class _Row:
         return len(self.written) >= self.limit or any(token in stops for token in self.written)
 
 
-class _EnoughFinished(StoppingCriteria):  # type: ignore[misc]
+class _EnoughFinished(StoppingCriteria):
     """Ends a round when all rows have finished, or so many that others had better take their place."""
 
     def __init__(self, rows: Sequence[_Row], stops: Sequence[int], width: int, enough: int) -> None:

@@ -39,7 +39,7 @@ GREEDY = Sampling(temperature=0.0)
 _PRIME = 1_000_003
 
 
-class Draw(LogitsProcessor):  # type: ignore[misc]
+class Draw(LogitsProcessor):
     """Scores (rows, V) with noise, for rows with these numbers that have so many tokens of answer already."""
 
     def __init__(self, sampling: Sampling, rows: Sequence[int], written: Sequence[int], width: int) -> None:

@@ -71,6 +71,10 @@ class HeldOptimizer:
     def lr(self) -> float:
         return self._optimizer.lr
 
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._optimizer.lr = value
+
     def unit(self, layout: Layout, weights: torch.Tensor, dtype: torch.dtype, **options: Any) -> HeldUnit:
         return HeldUnit(self._optimizer.unit(layout, weights, dtype, **options))
 
