@@ -59,6 +59,7 @@ def empty_model(section: Model, folder: Path, *, device: str = "cpu") -> tuple[P
                 attn_implementation=section.attention,
                 trust_remote_code=section.trust_remote_code,
             )
+        model.tie_weights()  # which making a model does only where it initialises weights
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
     except _FOREIGN as error:
         raise _cannot_load(str(folder), error) from error

@@ -15,7 +15,7 @@ from ..tracking import LocalTracker, Tracker
 from .held import HeldOptimizer
 from .loop import Loop, Progress
 from .result import Result
-from .saving import Saver
+from .saving import Saver, check_complete
 from .setup import OnPoint, Setup, set_up
 from .stopping import StopRequested, watching
 
@@ -75,6 +75,7 @@ def _run(
         facts=setup.facts,
         nvme_directory=setup.spec.plan.nvme,
     ) as streamed:
+        check_complete(streamed)
         saver = Saver(setup.store, streamed)
         try:
             loop = Loop(setup, streamed, saver, tracker, stop, progress, on_point)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from ..checkpoint import CheckpointStore
+from ..errors import ModelError
 from ..executor import Streamed
 from .held import HeldUnit
 
@@ -98,3 +100,18 @@ class Saver:
         rest = self._streamed.rest()
         if rest:
             yield REST, rest
+
+
+def check_complete(streamed: Streamed) -> None:
+    """Raise ModelError when a checkpoint would lack anything of the model: to be known before the first step."""
+    saved = {name for unit in streamed.layouts().values() for name, _, _ in unit} | streamed.rest().keys()
+    named: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in streamed.model.named_parameters(remove_duplicate=False):
+        named[id(parameter)].append(name)  # tied weights have several names, of which one is enough
+    buffers = streamed.model.state_dict().keys() - {name for names in named.values() for name in names}
+    lost = [names[0] for names in named.values() if saved.isdisjoint(names)] + sorted(buffers - saved)
+    if lost:
+        raise ModelError(
+            f"{type(streamed.model).__name__} has weights that would not be saved: {', '.join(lost[:3])}",
+            hint="this architecture cannot be trained here",
+        )

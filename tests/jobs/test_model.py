@@ -104,6 +104,11 @@ def test_a_description_makes_the_same_model_without_weights(tmp_path: Path) -> N
     assert {n: p.shape for n, p in empty.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
     assert torch.equal(empty.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
     assert again.get_vocab() == tokenizer.get_vocab()
+    for tied in (False, True):
+        model.config.tie_word_embeddings = tied
+        describe_model(model, tokenizer, tmp_path / "tied")
+        made, _ = empty_model(section, tmp_path / "tied")
+        assert (made.lm_head.weight is made.model.embed_tokens.weight) is tied
     assert empty_model(section, tmp_path / "start", device="meta")[0].device.type == "meta"
 
 
@@ -161,11 +166,11 @@ for path, dtype in cases:
 
 @pytest.mark.slow
 def test_loading_takes_what_stays_and_a_layer(tmp_path: Path) -> None:
-    """15 million parameters, 60 MB in the file, of which no more than a layer's worth is ever there in vain."""
+    """Seven million parameters, 28 MB in the file, of which no more than a layer's worth is ever there in vain."""
     cases = [("shards", "bfloat16"), ("bin", "bfloat16"), ("safetensors", "float32")]
     write(tmp_path / "small")
     for form, _ in cases:
-        write(tmp_path / form, width=320, layers=12, form=form)
+        write(tmp_path / form, width=256, layers=8, form=form)
     given = json.dumps([str(tmp_path / "small"), *((str(tmp_path / form), dtype) for form, dtype in cases)])
     done = subprocess.run(
         [sys.executable, "-c", MEMORY, given], check=True, capture_output=True, text=True, timeout=200
@@ -173,6 +178,6 @@ def test_loading_takes_what_stays_and_a_layer(tmp_path: Path) -> None:
     measured = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(measured) == len(cases)
     for one in measured:
-        assert one["weights"] > 70e6
+        assert one["weights"] > 35e6
         # A layer as it was loaded and in float32; and what an allocator cannot give back at once.
-        assert one["peak"] <= one["final"] + 2 * one["unit"] + (6 << 20), one
+        assert one["peak"] <= one["final"] + 2 * one["unit"] + (4 << 20), one

@@ -182,3 +182,59 @@ def test_another_device_and_policy_go_on_and_are_explained(job: Path) -> None:
     done = train(load_spec(job), device=GPU, policy=policy)
     assert done.status == "done" and done.steps == 20
     assert len(done.notes) == 1 and "another policy" in done.notes[0]
+
+
+def test_experts_are_exported_under_the_names_that_they_came_with(job: Path) -> None:
+    """transformers keeps experts as one tensor; the folder that people published, and get back, has one for each."""
+    from safetensors.torch import load_file
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=24, hidden_size=16, intermediate_size=16, moe_intermediate_size=8, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=2, num_key_value_heads=1, num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1,
+        bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).save_pretrained(job.parent / "model")
+    published = load_file(job.parent / "model" / "model.safetensors")
+    assert any("experts.3." in name for name in published)
+    spec = load_spec(job, [*WITHOUT_EVALUATION, "train.max_steps=2"])
+    train(spec, device="cpu")
+    export_run(job.parent / "run", job.parent / "out")
+    for folder in ("run/model", "out"):
+        exported = load_file(job.parent / folder / "model.safetensors")
+        assert {n: t.shape for n, t in exported.items()} == {n: t.shape for n, t in published.items()}
+        assert any(not torch.equal(tensor, published[name]) for name, tensor in exported.items())
+    assert torch.equal(logits(job.parent / "run" / "model"), logits(job.parent / "out"))
+
+
+def test_a_large_model_is_exported_in_several_files(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(load_spec(job, [*WITHOUT_EVALUATION, "train.max_steps=1"]), device="cpu")
+    monkeypatch.setattr("lazytrain.jobs.checkpoint.export.SHARD_BYTES", 20_000)
+    export_run(job.parent / "run", job.parent / "out")
+    index = json.loads((job.parent / "out" / "model.safetensors.index.json").read_text())
+    shards = sorted(path.name for path in (job.parent / "out").glob("*.safetensors"))
+    assert len(shards) > 2 and shards == sorted(set(index["weight_map"].values()))
+    assert torch.equal(logits(job.parent / "out"), logits(job.parent / "run" / "model"))
+
+
+def test_an_embedding_larger_than_the_tokenizer_keeps_its_rows(job: Path, rewrite_model) -> None:
+    rewrite_model(job.parent / "model", vocabulary=32)
+    train(load_spec(job, [*WITHOUT_EVALUATION, "train.max_steps=1"]), device="cpu")
+    model = AutoModelForCausalLM.from_pretrained(job.parent / "run" / "model")
+    assert model.get_input_embeddings().weight.shape[0] == 32
+
+
+def test_a_weight_that_no_checkpoint_would_hold_is_found_before_the_first_step(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lazytrain.jobs.errors import ModelError
+    from lazytrain.jobs.executor import Streamed
+
+    original = Streamed.layouts
+    monkeypatch.setattr(
+        Streamed, "layouts", lambda self: {k: v for k, v in original(self).items() if k != "model.norm"}
+    )
+    with pytest.raises(ModelError, match=r"would not be saved: model\.norm\.weight"):
+        train(load_spec(job, WITHOUT_EVALUATION), device="cpu")
+    assert not list((job.parent / "run" / "checkpoints").glob("step-*"))
