@@ -11,8 +11,8 @@ class Result(Frozen):
     status: str
     """``done``, or ``stopped`` when it was asked to stop before the end (it can be resumed)."""
     steps: int
-    loss: float
-    """Loss of the last step."""
+    loss: float | None
+    """Loss of the last step; None before the first, and where it was not finite."""
     exact_match_before: float | None
     exact_match: float | None
     """None without evaluation rows, or when the run was stopped."""

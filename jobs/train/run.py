@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,7 +130,7 @@ def _result(loop: Loop, status: str, after: float | None) -> Result:
     return Result(
         status=status,
         steps=loop.step,
-        loss=loop.state.loss,
+        loss=loop.state.loss if math.isfinite(loop.state.loss) else None,
         exact_match_before=loop.state.exact_match_before,
         exact_match=after,
         tokens_per_s=loop.pace.tokens_per_s,

@@ -87,7 +87,8 @@ def _earlier_policy(spec: JobSpec) -> Policy | None:
 def _draw(console: Console, result: Result, policy: Policy) -> None:
     table = Table(title=f"{result.status} after {result.steps} steps", show_header=False)
     table.add_row("policy", homes_line(policy))
-    table.add_row("loss", f"{result.loss:.4f}")
+    if result.loss is not None:
+        table.add_row("loss", f"{result.loss:.4f}")
     if result.exact_match is not None:
         before = f"{result.exact_match_before:.1%} -> " if result.exact_match_before is not None else ""
         table.add_row("held-out exact match", f"{before}{result.exact_match:.1%}")

@@ -181,3 +181,9 @@ def test_loading_takes_what_stays_and_a_layer(tmp_path: Path) -> None:
         assert one["weights"] > 35e6
         # A layer as it was loaded and in float32; and what an allocator cannot give back at once.
         assert one["peak"] <= one["final"] + 2 * one["unit"] + (4 << 20), one
+
+
+def test_an_attention_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    section = write(tmp_path, layers=1).model_copy(update={"attention": "flash_attention_2"})
+    with pytest.raises(ModelError, match="(?i)flash"):
+        load_model(section)
