@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -39,7 +40,8 @@ class State:
     @property
     def best(self) -> tuple[int, float] | None:
         """Step and loss of the best evaluation, the first of equal ones."""
-        return min(((int(step), loss) for step, loss in self.eval_losses), key=lambda pair: pair[1], default=None)
+        finite = [(int(step), loss) for step, loss in self.eval_losses if math.isfinite(loss)]
+        return min(finite, key=lambda pair: pair[1], default=None)
 
 
 class Loop:
@@ -145,7 +147,8 @@ class Loop:
             return False
         self._on_point("evaluating")
         measured = self.evaluation.loss()
-        losses.append([self.step, measured["eval_loss"]])
+        loss = measured["eval_loss"]
+        losses.append([self.step, loss if math.isfinite(loss) else math.inf])  # NaN has no place in an order
         self.report(measured)
         return self.state.best == (self.step, losses[-1][1])
 
@@ -208,9 +211,9 @@ class Loop:
         trainer = {
             "position": state.position.to_dict(),
             "optimizer_steps": self.streamed.steps,
-            "loss": state.loss,
+            "loss": _finite(state.loss),
             "exact_match_before": state.exact_match_before,
-            "eval_losses": [list(pair) for pair in state.eval_losses],
+            "eval_losses": [[step, _finite(loss)] for step, loss in state.eval_losses],
             "spent_s": self._spent_s(),
             "rng": state.rng,
             "batch": setup.batch,
@@ -218,7 +221,7 @@ class Loop:
             "policy": setup.policy_digest,
             "layouts": self.streamed.layouts(),
         }
-        self.saver.save(self.step, trainer, score=last[1] if last and last[0] == self.step else None)
+        self.saver.save(self.step, trainer, score=_finite(last[1]) if last and last[0] == self.step else None)
         self._saved = (self.step, len(state.eval_losses))
 
     def _take_up(self, checkpoint: Checkpoint) -> None:
@@ -230,12 +233,17 @@ class Loop:
         trainer = checkpoint.trainer
         self.state = State(
             position=Position.from_dict(trainer["position"]),
-            loss=trainer["loss"],
+            loss=math.nan if trainer["loss"] is None else trainer["loss"],
             exact_match_before=trainer["exact_match_before"],
-            eval_losses=[list(pair) for pair in trainer["eval_losses"]],
+            eval_losses=[[step, math.inf if loss is None else loss] for step, loss in trainer["eval_losses"]],
             spent_s=trainer["spent_s"],
             rng=trainer["rng"],
         )
         self.streamed.steps = trainer["optimizer_steps"]
         self._saved = (self.step, len(self.state.eval_losses))
         set_random_state(trainer["rng"])
+
+
+def _finite(value: float) -> float | None:
+    """JSON has neither infinity nor NaN."""
+    return value if math.isfinite(value) else None

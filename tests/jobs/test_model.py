@@ -185,5 +185,5 @@ def test_loading_takes_what_stays_and_a_layer(tmp_path: Path) -> None:
 
 def test_an_attention_that_is_not_installed_is_named(tmp_path: Path) -> None:
     section = write(tmp_path, layers=1).model_copy(update={"attention": "flash_attention_2"})
-    with pytest.raises(ModelError, match="(?i)flash"):
+    with pytest.raises(ModelError, match=r"(?i)flash"):
         load_model(section)

@@ -95,10 +95,10 @@ def assert_same_end(run: Path, whole: Path) -> None:
     assert not [path for path in run.iterdir() if path.name.startswith(".model")]
 
 
-@pytest.fixture
-def whole(job: Path) -> Path:
-    train(load_spec(job, [*SHORT, f"output.dir={job.parent / 'whole'}"]), device="cpu")
-    return job.parent / "whole"
+@pytest.fixture(scope="module")
+def whole(undisturbed: Path) -> Path:
+    train(load_spec(undisturbed, [*SHORT, "output.dir=whole"]), device="cpu")
+    return undisturbed.parent / "whole"
 
 
 @pytest.mark.slow

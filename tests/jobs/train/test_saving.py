@@ -110,6 +110,36 @@ def test_a_state_that_is_not_finite_is_refused_and_the_finite_one_stays(job: Pat
     assert [checkpoint.step for checkpoint in CheckpointStore(job.parent / "run" / "checkpoints").all()] == [2]
 
 
+def test_a_step_that_is_not_finite_is_skipped_counted_and_saved_over(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 4 has a loss of NaN, and so has the evaluation after step 5; both steps are saved."""
+    from lazytrain.jobs.objectives import Forward, Sft
+    from lazytrain.jobs.tracking import read_metrics
+
+    original, calls = Sft.forward, []
+    losses = iter([float("nan"), 0.5])
+
+    def forward(self, streamed, part, step):
+        calls.append(step)
+        output = original(self, streamed, part, step)
+        return Forward(output.loss * float("nan")) if len(calls) == 4 else output
+
+    monkeypatch.setattr(Sft, "forward", forward)
+    monkeypatch.setattr("lazytrain.jobs.train.evaluation.Evaluation.loss", lambda self: {"eval_loss": next(losses)})
+    settings = ["train.epochs=1", "output.save_every=1", "output.keep=9", "evaluate.limit=1"]
+    result = train(load_spec(job, settings), device="cpu")
+    rows = {row["step"]: row for row in read_metrics(job.parent / "run" / "metrics.jsonl") if "loss" in row}
+    assert rows[4]["loss"] is None and rows[4]["nonfinite/loss"] == 1 and rows[4]["clip_scale"] == 0
+    assert rows[5]["loss"] > 0
+    saved = {checkpoint.step: checkpoint for checkpoint in CheckpointStore(job.parent / "run" / "checkpoints").all()}
+    assert saved[4].trainer["loss"] is None and saved[4].trainer["optimizer_steps"] == 3
+    assert (saved[5].score, saved[10].score) == (None, 0.5)
+    assert (result.best_step, result.best_eval_loss) == (10, 0.5)
+    weights = [saved[step].unit("model.norm")["master"] for step in (3, 4, 5)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
+
+
 def logits(folder: Path) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
@@ -117,12 +147,12 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 def test_export_gives_the_same_logits_and_needs_nothing_but_the_run(job: Path) -> None:
-    result = train(load_spec(job, ["evaluate.limit=1"]), device="cpu")
+    result = train(load_spec(job, ["evaluate.limit=1", "train.epochs=1"]), device="cpu")
     shutil.rmtree(job.parent / "model")
     moved = job.parent / "moved"
     (job.parent / "run").rename(moved)
     exported = export_run(moved, job.parent / "out")
-    assert exported.step == result.steps == 20
+    assert exported.step == result.steps == 10
     assert torch.equal(logits(job.parent / "out"), logits(moved / "model"))
     assert AutoTokenizer.from_pretrained(job.parent / "out")("add 1").input_ids
     best = export_run(moved, job.parent / "best", "best")
@@ -136,13 +166,15 @@ def test_export_gives_the_same_logits_and_needs_nothing_but_the_run(job: Path) -
 
 
 def test_a_run_goes_on_without_the_model_it_began_with(job: Path) -> None:
-    train(load_spec(job, ["output.dir=whole"]), device="cpu")
+    settings = ["train.epochs=1", "evaluate.limit=1"]
+    train(load_spec(job, [*settings, "output.dir=whole"]), device="cpu")
     steps: list[object] = []
-    train(load_spec(job), device="cpu", progress=steps.append, stop=lambda: len(steps) > 6)
+    train(load_spec(job, settings), device="cpu", progress=steps.append, stop=lambda: len(steps) > 6)
     for file in (job.parent / "model").iterdir():
         file.unlink()
-    assert train(load_spec(job), device="cpu").status == "done"
-    assert torch.equal(logits(job.parent / "run" / "model"), logits(job.parent / "whole" / "model"))
+    (job.parent / "run").rename(job.parent / "moved")
+    assert train(load_spec(job, [*settings, "output.dir=moved"]), device="cpu").status == "done"
+    assert torch.equal(logits(job.parent / "moved" / "model"), logits(job.parent / "whole" / "model"))
 
 
 def test_going_on_with_another_batch_uses_every_row_once_and_says_so(job: Path) -> None:
@@ -172,15 +204,16 @@ def test_another_device_and_policy_go_on_and_are_explained(job: Path) -> None:
     from lazytrain.jobs.policy import Policy
 
     steps: list[object] = []
-    train(load_spec(job), device="cpu", progress=steps.append, stop=lambda: len(steps) > 6)
+    settings = ["train.epochs=1", "evaluate.limit=1"]
+    train(load_spec(job, settings), device="cpu", progress=steps.append, stop=lambda: len(steps) > 6)
     longest = json.loads((job.parent / "run" / "policy.json").read_text())["sequence_length"]
     facts = model_facts(
         AutoModelForCausalLM.from_pretrained(job.parent / "model"), micro_batch=4, sequence_length=longest,
         dtype="float32",
     )  # fmt: skip
     policy = Policy.from_homes(facts, ["host", "recompute", "gpu", "gpu"], accumulation=2)
-    done = train(load_spec(job), device=GPU, policy=policy)
-    assert done.status == "done" and done.steps == 20
+    done = train(load_spec(job, settings), device=GPU, policy=policy)
+    assert done.status == "done" and done.steps == 10
     assert len(done.notes) == 1 and "another policy" in done.notes[0]
 
 

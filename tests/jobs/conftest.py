@@ -30,6 +30,10 @@ def write_model(folder: Path, vocabulary: int = len(WORDS)) -> None:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
+    return write_job(tmp_path)
+
+
+def write_job(tmp_path: Path) -> Path:
     """A job file for sums of digits, with the model and the rows it names."""
     write_model(tmp_path / "model")
     rows = [{"query": f"add {a} and {b}", "response": f"The answer is : {a + b}"} for a in range(10) for b in range(10)]
@@ -50,3 +54,9 @@ def job(tmp_path: Path) -> Path:
 @pytest.fixture
 def rewrite_model() -> Callable[..., None]:
     return write_model
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job file like `job`, for one run that is compared with many."""
+    return write_job(tmp_path_factory.mktemp("undisturbed"))
