@@ -51,7 +51,7 @@ class Setup:
     def batch(self) -> int:
         """Sequences of one step."""
         batch = self.spec.train.batch
-        return self.policy.micro_batch * self.policy.accumulation if batch == "auto" else batch
+        return self.micro_batch * self.policy.accumulation if batch == "auto" else batch
 
     @property
     def micro_batch(self) -> int:
