@@ -9,7 +9,10 @@
     ├── DoesNotFit              no plan fits the budgets               exit 3
     ├── OutOfTime               no plan was found in the time allowed
     ├── OutOfMemory             a tier's budget was passed while running
+    ├── StorageError            a tier's disk failed while running
+    ├── StepFailed              work that one stream of a step was given raised something
     ├── ProgramError            the model did not do what the step program says
+    │   └── InvariantBroken     an operation could overtake another (found by debug mode)
     ├── NonFiniteGradient       training diverged
     └── CheckpointError         a checkpoint is incomplete, damaged or of another run
 
@@ -120,10 +123,43 @@ class OutOfMemory(LazytrainError):
         self.budget_bytes = budget_bytes
 
 
+class StorageError(LazytrainError):
+    """The disk of a tier (``nvme``) failed to move ``nbytes``."""
+
+    code = "storage_failed"
+
+    def __init__(self, message: str, *, tier: str = "nvme", nbytes: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.tier = tier
+        self.nbytes = nbytes
+
+
+class StepFailed(LazytrainError):
+    """Operation ``op`` of a step raised, on ``stream``, what nobody foresaw."""
+
+    code = "step_failed"
+
+    def __init__(self, message: str, *, op: str, stream: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.op = op
+        self.stream = stream
+
+
 class ProgramError(LazytrainError):
     """The model called its layers otherwise than the step program says."""
 
     code = "program_mismatch"
+
+
+class InvariantBroken(ProgramError):
+    """Operation ``op`` breaks ``invariant``, one of ``jobs.policy.hazards.INVARIANTS``: an error of this package."""
+
+    code = "invariant_broken"
+
+    def __init__(self, invariant: str, op: str, why: str) -> None:
+        super().__init__(f"{invariant}: {op}: {why}", hint="please report this, with the policy file")
+        self.invariant = invariant
+        self.op = op
 
 
 class NonFiniteGradient(LazytrainError):

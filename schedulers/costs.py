@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..jobs.model_facts import ModelFacts, UnitFacts
-from ..jobs.policy import Op, Policy, Program, lower
+from ..jobs.policy import MASTER_BYTES, STATE_BYTES, Op, Parked, Policy, Program, lower
 from ..jobs.policy.artifact import Home
 from ..jobs.policy.program import Internals
 from .hardware import HardwareProfile
@@ -14,10 +14,6 @@ BACKWARD_FORWARDS: Final = 2.0
 """Backward costs two forwards: one product for the gradient of the input, one for that of the weights."""
 REFORWARD: Final[dict[Internals, float]] = {"none": 1.0, "matmuls": 0.13, "all": 0.0}
 """Forwards that backward repeats, by what is kept; 0.13 for the element-wise rest was measured on a Llama layer."""
-STATE_BYTES: Final = 2 + 2 * 4 / 256
-"""Optimizer state of one parameter: m and v in 8 bits, each with a float32 scale per block of 256."""
-MASTER_BYTES: Final = 4
-"""The exact float32 weight; with bfloat16 its high half is what streams to the GPU."""
 
 _LINKS: Final = {
     "load": "h2d_bytes_s",
@@ -28,6 +24,10 @@ _LINKS: Final = {
     "gradient": "d2h_bytes_s",
     "write": "nvme_write_bytes_s",
     "read": "nvme_read_bytes_s",
+    "read_state": "nvme_read_bytes_s",
+    "write_state": "nvme_write_bytes_s",
+    "read_gradient": "nvme_read_bytes_s",
+    "write_gradient": "nvme_write_bytes_s",
 }
 HOST_PASSES: Final = {"accumulate": 3, "norm": 1}
 """How often a host operation touches its gradient's bytes: adding reads two and writes one, the norm reads."""
@@ -39,7 +39,7 @@ def op_seconds(op: Op, facts: ModelFacts, profile: HardwareProfile) -> float:
         rate: float = getattr(profile, _LINKS[op.kind])
         return op.bytes / rate
     if op.kind == "update":
-        return facts.units[op.unit].parameters / profile.update_parameters_s
+        return facts.units[op.unit].trainable_parameters / profile.update_parameters_s
     if op.kind in HOST_PASSES:
         return HOST_PASSES[op.kind] * op.bytes / profile.host_bytes_s
     if op.kind == "clip":
@@ -74,19 +74,23 @@ def host_bytes(facts: ModelFacts, policy: Policy, program: Program | None = None
     program = program or lower(policy, facts)
     staging = _static_host_bytes(program)
     return {
-        **state_bytes(facts),
+        **state_bytes(facts, policy),
         "activations": program.peak_bytes("host") - staging,
         "staging": staging,
     }
 
 
-def state_bytes(facts: ModelFacts) -> dict[str, int]:
-    """Bytes of the model's state on the host, which no policy changes."""
+def state_bytes(facts: ModelFacts, policy: Policy | None = None) -> dict[str, int]:
+    """Bytes of the model's state on the host; without a ``policy``, with none of it on NVMe."""
+    parked = Parked.of(policy, facts) if policy else Parked({}, frozenset())
+    learning = [unit.gradient_bytes // facts.element_bytes for unit in facts.units]
+    with_state = facts.trainable_parameters - sum(learning[unit] for unit in parked.state)
+    with_gradient = facts.trainable_parameters - sum(learning[unit] for unit in parked.gradients)
     return {
         "weights": facts.parameters * facts.element_bytes,
-        "master": facts.parameters * (MASTER_BYTES - facts.element_bytes),
-        "optimizer_state": round(facts.parameters * STATE_BYTES),
-        "gradients": facts.parameters * facts.element_bytes,
+        "master": with_state * (MASTER_BYTES - facts.element_bytes),
+        "optimizer_state": round(with_state * STATE_BYTES),
+        "gradients": with_gradient * facts.element_bytes,
     }
 
 
@@ -104,7 +108,12 @@ def _static_host_bytes(program: Program) -> int:
 def _forwards(op: Op, unit: UnitFacts) -> float:
     """Compute of an operation in units of the unit's forward."""
     if op.kind == "loss":
-        return 1 + BACKWARD_FORWARDS  # the chunked head makes its gradients at once
+        return 1 + backward_forwards(unit)  # the chunked head makes its gradients at once
     if op.kind == "backward":
-        return 0.0 if unit.kind == "head" else REFORWARD[op.internals] + BACKWARD_FORWARDS
+        return 0.0 if unit.kind == "head" else REFORWARD[op.internals] + backward_forwards(unit)
     return 1.0
+
+
+def backward_forwards(unit: UnitFacts) -> float:
+    """Compute of a unit's gradients in units of its forward: one for its input, one for its weights that learn."""
+    return BACKWARD_FORWARDS - unit.frozen_parameters / unit.parameters

@@ -19,18 +19,16 @@ def resident(streamed: Streamed) -> Iterator[None]:
     changed then.
     """
     streamed.flush()
-    engine, model = streamed._engine, streamed.model
-    forward = model.forward
+    engine = streamed._engine
+    owners = [engine.units[engine.weights_owner(index)] for index in range(len(engine.units))]
     with streamed.device.counting():
-        held = [_on_device(streamed, unit.weights.streamed) for unit in (engine.units[i] for i in engine.owner)]
+        copies = {id(owner): _on_device(streamed, owner.weights.streamed) for owner in owners}
         try:
-            for unit, flat in zip(engine.units, held, strict=True):
-                unit.bind(flat)
-            model.forward = streamed._standins.original_forward
+            for unit, owner in zip(engine.units, owners, strict=True):
+                unit.bind(copies[id(owner)])
             with streamed._standins.stepped_aside():
                 yield
         finally:
-            model.forward = forward
             for unit in engine.units:
                 unit.unbind(streamed.device.torch_device)
 

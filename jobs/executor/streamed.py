@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import NonFiniteGradient, ProgramError
@@ -18,9 +19,14 @@ from ..policy import Policy
 from ..structure import LOOSE, own_parameters, path_of
 from ..timeline import Timeline
 from .devices import Device, Emulated, Event, open_device
-from .engine import Engine, PendingUpdate
+from .engine import Engine
+from .model_state import ModelState
+from .patches import Patches, inner_model, patch_methods
 from .standins import StandIns
 from .stores import HostUnit, Optimizer, UnitOptimizer
+from .stores.nvme import NvmeFile
+from .trainers import TrainerOptimizer
+from .transfers import PendingUpdate
 
 MAX_SKIPPED_STEPS = 3
 """So many non-finite gradients in a row end the run."""
@@ -41,36 +47,53 @@ class StepResult:
 
 
 def stream(
-    model: PreTrainedModel,
+    model: nn.Module,
     policy: Policy,
     *,
     device: str | Emulated = "auto",
     optimizer: Optimizer | None = None,
     facts: ModelFacts | None = None,
     nvme_directory: str | Path | None = None,
+    debug: bool = False,
 ) -> Streamed:
     """Take the model's weights over and stream its layers through ``device`` as ``policy`` says.
 
     ``streamed.model`` is the same object: ``model(**batch).loss.backward()`` and ``model.generate(...)`` work.
-    Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where boundaries on NVMe go (the
-    system's temporary directory by default). Raises ProgramError if the policy was made for another model or batch.
+    The model may be one of ``transformers`` or of ``peft``. Parameters that are frozen now are streamed, and do not
+    learn. Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where everything with a home
+    on NVMe goes (the system's temporary directory by default). Raises ProgramError if the policy was made for another
+    model or batch, ModelError for what is no model of ``transformers``.
+
+    ``debug`` proves the waits of each program before it runs, watches that they are kept, fills memory that nobody may
+    read any more with NaN, and raises InvariantBroken with the invariant's name (`policy.hazards.INVARIANTS`).
     """
+    inner = inner_model(model)
     facts = facts or model_facts(
-        model,
+        inner,
         micro_batch=policy.micro_batch,
         sequence_length=policy.sequence_length,
         dtype="float32" if next(model.parameters()).dtype == torch.float32 else "bfloat16",
     )
     policy.check(facts)
     opened = open_device(device)
-    units = _host_units(model, facts, getattr(torch, facts.dtype), optimizer, opened)
-    engine = Engine(facts, policy, units, opened, optimizer, Path(nvme_directory or tempfile.gettempdir()))
-    return Streamed(model, engine, opened, optimizer)
+    directory = Path(nvme_directory or tempfile.gettempdir())
+    states = NvmeFile(directory) if optimizer is not None and policy.optimizer_home == "nvme" else None
+    units = _host_units(inner, facts, policy, optimizer, opened, states)
+    engine = Engine(facts, policy, units, opened, optimizer, directory, debug=debug)
+    return Streamed(model, engine, opened, optimizer, states)
 
 
 def _host_units(
-    model: PreTrainedModel, facts: ModelFacts, dtype: torch.dtype, optimizer: Optimizer | None, device: Device
+    model: PreTrainedModel,
+    facts: ModelFacts,
+    policy: Policy,
+    optimizer: Optimizer | None,
+    device: Device,
+    states: NvmeFile | None,
 ) -> list[HostUnit]:
+    """The model's weights, taken over unit by unit; optimizer state that belongs on NVMe goes there at once."""
+    dtype = getattr(torch, facts.dtype)
+    parked = {facts.layers[layer.index].name for layer in policy.layers if layer.optimizer_home == "nvme"}
     units: dict[str, HostUnit] = {}
     loose = {name: model.get_parameter(name) for name in facts.loose}
     own = {
@@ -83,6 +106,8 @@ def _host_units(
         units[unit.name] = HostUnit(unit.name, path, own[unit.name], dtype, optimizer, owner)
         if owner is None:
             units[unit.name].unbind(torch.device("cpu"))  # free the original as soon as it was taken over
+        if states is not None and unit.name in parked:
+            units[unit.name].park(states)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device.torch_device)
@@ -92,11 +117,24 @@ def _host_units(
 class Streamed:
     """A model under streaming. ``close`` gives the model its weights back."""
 
-    def __init__(self, model: PreTrainedModel, engine: Engine, device: Device, optimizer: Optimizer | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        engine: Engine,
+        device: Device,
+        optimizer: Optimizer | None,
+        states: NvmeFile | None = None,
+    ) -> None:
+        """``states`` holds the optimizer state that is on NVMe; it is closed with the rest."""
         self.model, self.device, self.policy, self.facts = model, device, engine.policy, engine.facts
         self.steps = 0
-        self._engine, self._optimizer, self._skipped = engine, optimizer, 0
-        self._standins = StandIns(model, engine)
+        self._engine, self._optimizer, self._skipped, self._states = engine, optimizer, 0, states
+        self._trainer: TrainerOptimizer | None = None
+        self._patches, inner = Patches(), inner_model(model)
+        self._prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is inner)
+        self._standins = StandIns(inner, engine, self._patches)
+        self._state = ModelState(inner, engine.units, device.torch_device, engine.flush)
+        patch_methods(model, self._patches, self.zero_grad)
 
     @property
     def accumulation(self) -> int:
@@ -107,14 +145,15 @@ class Streamed:
     def accumulation(self, micro_batches: int) -> None:
         self._engine.accumulation = micro_batches
 
-    def step(self, lr: float | None = None) -> StepResult:
+    def step(self, lr: float | None = None, *, scale: float = 1.0) -> StepResult:
         """End the step: clip exactly, and start the update, which goes on while the next forward runs.
 
-        Raises NonFiniteGradient after three non-finite gradients in a row.
+        ``scale`` multiplies the gradient before it is clipped. Raises NonFiniteGradient after three non-finite
+        gradients in a row.
         """
         if self._optimizer is None:
-            raise ProgramError("step() needs an optimizer", hint="stream(model, policy, optimizer=HybridAdamW(lr=...))")
-        clip = self._engine.finish_step()
+            raise _no_optimizer()
+        clip = self._engine.finish_step(scale)
         if not clip.finite:
             self._skipped += 1
             if self._skipped >= MAX_SKIPPED_STEPS:
@@ -126,8 +165,30 @@ class Streamed:
         self._skipped = 0
         self.steps += 1
         rate = self._optimizer.lr if lr is None else lr
-        self._engine.start_updates(PendingUpdate(self.steps, rate, clip.scale))
+        self._engine.start_updates(PendingUpdate(self.steps, rate, scale * clip.scale))
         return StepResult(self.steps, clip.norm, clip.scale, skipped=False)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of a step that was not taken, as ``model.zero_grad()`` does."""
+        self._engine.drop_gradients()
+        if self._trainer is not None:
+            self._trainer.hide_norm()
+
+    def trainer_optimizer(self) -> TrainerOptimizer:
+        """This model's optimizer, for trainers that drive the model: theirs decide when to step and to clip.
+
+        ``Trainer(model=streamed.model, optimizers=(streamed.trainer_optimizer(), None), ...)``. From now on a step
+        has as many micro-batches as the trainer runs before it. Raises ProgramError without an optimizer.
+        """
+        if self._optimizer is None:
+            raise _no_optimizer()
+        self._trainer = TrainerOptimizer(self, self._engine, self._optimizer)
+        return self._trainer
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write what ``from_pretrained`` loads: the model, or its adapters if it has any."""
+        save: Any = self.model.save_pretrained
+        save(directory)
 
     def flush(self) -> None:
         """Return when the last step's update has been applied to every weight."""
@@ -138,12 +199,12 @@ class Streamed:
         self._engine.wait_for_gradients()
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         return {
-            names[id(unit.parameters[segment.name])]: unit.gradient[segment.offset :][: segment.numel]
+            names[id(unit.parameters[segment.name])]: gradient[segment.offset :][: segment.numel]
             .view(segment.shape)
             .clone()
-            for unit in self._engine.units
-            if unit.gradient is not None
-            for segment in unit.layout.segments
+            for index, unit in enumerate(self._engine.units)
+            if (gradient := self._engine.gradient(index)) is not None
+            for segment in unit.learning.segments
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -152,49 +213,22 @@ class Streamed:
         named: dict[str, torch.Tensor] = {}
         for unit in self._engine.units:
             named |= {name: view.clone() for name, view in unit.named(unit.weights.streamed).items()}
-        return named | {name: p.detach().clone() for name, p in self._standins.idle.items()}
+        named |= {name: p.detach().clone() for name, p in self._standins.idle.items()}
+        return {f"{self._prefix}{name}": tensor for name, tensor in named.items()}
 
     def unit_states(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
-        """Master weights and optimizer state, unit by unit, for a checkpoint."""
+        """Master weights and optimizer state of what learns, unit by unit, for a checkpoint."""
         self.flush()
-        for unit, facts in zip(self._engine.units, self.facts.units, strict=True):
-            if not facts.shares_weights_with:
-                yield unit.name, unit.weights.state()
+        for _, unit in self._learning_units():
+            yield unit.name, unit.weights.state()
 
     def unit_weights(self) -> list[tuple[str, UnitOptimizer, Event]]:
-        """Name, weights and the end of the last update of every unit that owns weights; waits for nothing."""
-        engine = self._engine
-        return [
-            (unit.name, unit.weights, engine.last_update(index))
-            for index, (unit, facts) in enumerate(zip(engine.units, self.facts.units, strict=True))
-            if not facts.shares_weights_with
-        ]
+        """Name, weights and the end of the last update of every unit that `unit_states` has; waits for nothing."""
+        return [(unit.name, unit.weights, self._engine.last_update(index)) for index, unit in self._learning_units()]
 
-    def rest(self) -> dict[str, torch.Tensor]:
-        """What no unit holds, by full name: persistent buffers, and parameters that no text reaches."""
-        names = {name for name, _ in self.model.named_buffers()} & self.model.state_dict().keys()
-        buffers = {name: self.model.get_buffer(name).detach() for name in sorted(names)}
-        return buffers | {name: parameter.detach() for name, parameter in self._standins.idle.items()}
-
-    def load_rest(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Take up what `rest` gave."""
-        for name, tensor in self.rest().items():
-            tensor.copy_(saved[name])
-
-    def layouts(self) -> dict[str, list[tuple[str, list[int], int]]]:
-        """For each unit that owns weights: full name, shape and offset of every parameter in its flat weights."""
-        return {
-            unit.name: [
-                (f"{unit.path}.{s.name}" if unit.path else s.name, list(s.shape), s.offset)
-                for s in unit.layout.segments
-            ]
-            for unit, facts in zip(self._engine.units, self.facts.units, strict=True)
-            if not facts.shares_weights_with
-        }
-
-    def abandon(self) -> None:
-        """Give up a step that is under way: weights stay as they were after the last `step`."""
-        self._engine.abandon()
+    def before_update(self, wait: Callable[[str, int], None]) -> None:
+        """Have every update call ``wait`` with its unit's name and its step before it begins."""
+        self._engine.before_update(wait)
 
     def named_weights(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
         """Unit by unit, the weights by full parameter name: views, in the compute dtype, with every update applied."""
@@ -202,6 +236,40 @@ class Streamed:
         for unit, facts in zip(self._engine.units, self.facts.units, strict=True):
             if not facts.shares_weights_with:
                 yield unit.name, unit.named(unit.weights.streamed)
+
+    def layouts(self) -> dict[str, list[tuple[str, list[int], int]]]:
+        """For each unit that `unit_states` has: full name, shape and offset of every parameter in its flat weights."""
+        return {
+            unit.name: [
+                (f"{unit.path}.{s.name}" if unit.path else s.name, list(s.shape), s.offset)
+                for s in unit.layout.segments
+            ]
+            for _, unit in self._learning_units()
+        }
+
+    def rest(self) -> dict[str, torch.Tensor]:
+        """What no unit holds, by full name: persistent buffers, and parameters that no text reaches."""
+        inner = self._standins.model
+        buffers = {
+            f"{path}.{name}" if path else name: buffer.detach()
+            for path, module in inner.named_modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        }
+        return buffers | {name: parameter.detach() for name, parameter in self._standins.idle.items()}
+
+    def load_rest(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Take up what `rest` gave."""
+        for name, tensor in self.rest().items():
+            tensor.copy_(saved[name])
+
+    def abandon(self) -> None:
+        """Give up a step that is under way: weights stay as they were after the last `step`."""
+        self._engine.abandon()
+
+    def _learning_units(self) -> list[tuple[int, HostUnit]]:
+        pairs = zip(self._engine.units, self.facts.units, strict=True)
+        return [(i, u) for i, (u, f) in enumerate(pairs) if f.gradient_bytes and not f.shares_weights_with]
 
     def load_unit_state(self, name: str, state: Mapping[str, torch.Tensor]) -> None:
         """Take up one unit's saved state."""
@@ -225,11 +293,11 @@ class Streamed:
 
     def stall_s(self) -> dict[str, float]:
         """Seconds for which compute waited for each stream, since the start."""
-        return dict(self._engine.stall_s)
+        return self._engine.stall_s
 
     def moved_bytes(self) -> dict[str, int]:
         """Bytes that each stream moved, since the start."""
-        return dict(self._engine.moved_bytes)
+        return self._engine.moved_bytes
 
     def host_bytes(self) -> dict[str, int]:
         """Host memory held now: weights and optimizer state, gradients, activations."""
@@ -237,21 +305,34 @@ class Streamed:
             u for u, facts in zip(self._engine.units, self.facts.units, strict=True) if not facts.shares_weights_with
         ]
         return {
-            "weights_and_state": sum(t.nbytes for u in owners for t in u.weights.state().values()),
-            "gradients": sum(u.gradient.nbytes for u in owners if u.gradient is not None),
+            "weights_and_state": sum(unit.host_bytes for unit in owners),
+            "gradients": sum(g.nbytes for g in self._engine.host_gradients()),
             "activations": self._engine.activation_host_bytes,
         }
 
     def close(self) -> None:
-        """End streaming: the model gets its weights and its own forward back, on the CPU."""
-        self.flush()
-        self._standins.remove()
-        for unit in self._engine.units:
-            unit.bind(unit.weights.streamed)
-        self._engine.close()
+        """End streaming: the model gets its weights and its own forward back, on the CPU.
+
+        Raises what made the last update fail, if it did; memory, threads and files are given back all the same.
+        """
+        try:
+            self.flush()
+        finally:
+            self._patches.undo()
+            self._state.remove()
+            for unit in self._engine.units:
+                unit.bind(unit.weights.streamed)
+            self._engine.close()
+            if self._states is not None:
+                self._states.close()
+                self._states = None
 
     def __enter__(self) -> Streamed:
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self.close()
+
+
+def _no_optimizer() -> ProgramError:
+    return ProgramError("step() needs an optimizer", hint="stream(model, policy, optimizer=HybridAdamW(lr=...))")

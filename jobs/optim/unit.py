@@ -94,14 +94,32 @@ class UnitOptimizer:
         """The exact weights, flat fp32; the live ones when they are kept in fp32, else a copy."""
         return join(self.streamed, self.low) if self.low is not None else self.streamed.float()
 
+    def load_master(self, weights: torch.Tensor) -> None:
+        """Take these weights, flat fp32; states stay as they are."""
+        if self.low is not None:
+            split(weights, self.streamed, self.low)
+        else:
+            self.streamed.copy_(weights)
+
     def state(self) -> dict[str, torch.Tensor]:
         """All that an exact continuation needs, by name; views of the live buffers, except the small ``format``."""
         return {_WEIGHTS[self._master_kind]: self.streamed, **self.state_beside_streamed()}
 
     def state_beside_streamed(self) -> dict[str, torch.Tensor]:
         """``state()`` without the streamed weights, for when these are kept elsewhere (in the model)."""
-        low = {} if self.low is None else {"master.low": self.low}
-        return {"format": self._format(), **low, **self._states}
+        return {"format": self._format(), **self.kept()}
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        """The live tensors that an update needs beside the streamed weights, flat, by name."""
+        return {**({} if self.low is None else {"master.low": self.low}), **self._states}
+
+    def keep_in(self, places: Mapping[str, torch.Tensor]) -> None:
+        """Work on ``places`` from now on, named as in ``kept()`` and of the same dtypes; nothing is copied.
+
+        No update may run while they are shorter than what ``kept()`` gave.
+        """
+        self.low = places.get("master.low")
+        self._states = {name: tensor for name, tensor in places.items() if name != "master.low"}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copy in what ``state()`` or ``state_beside_streamed()`` gave, bit for bit.
@@ -132,11 +150,7 @@ class UnitOptimizer:
         """
         if other.layout != self.layout:
             raise InputError("optimizer states cannot move between different layouts", hint="load the same model")
-        weights = other.master()
-        if self.low is not None:
-            split(weights, self.streamed, self.low)
-        else:
-            self.streamed.copy_(weights)
+        self.load_master(other.master())
         if self._parts == other._parts and self._block_size == other._block_size:
             for name, tensor in self._states.items():
                 tensor.copy_(other._states[name])

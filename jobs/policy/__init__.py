@@ -2,15 +2,20 @@
 
 from .artifact import Boundary, Certificate, Home, LayerPolicy, Policy, Predicted
 from .lowering import lower, lower_forward
-from .program import Buffer, Op, Program
+from .parked import MASTER_BYTES, STATE_BYTES, Parked
+from .program import UPDATE_PHASE, Buffer, Op, Program
 
 __all__ = [
+    "MASTER_BYTES",
+    "STATE_BYTES",
+    "UPDATE_PHASE",
     "Boundary",
     "Buffer",
     "Certificate",
     "Home",
     "LayerPolicy",
     "Op",
+    "Parked",
     "Policy",
     "Predicted",
     "Program",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +33,11 @@ class LayerPolicy(Frozen):
     internals_home: Literal["gpu", "host"] = "gpu"
     resident: bool = False
     """Whether its weights stay on the GPU for the whole step."""
+    optimizer_home: Literal["host", "nvme"] = "host"
+    """Where its master's low halves and its optimizer states wait between updates; the streamed weights stay on the
+    host."""
+    gradient_home: Literal["host", "nvme"] = "host"
+    """Where its gradient waits from backward to the update."""
 
 
 class Certificate(Frozen):
@@ -81,8 +87,10 @@ class Policy(Frozen):
     """Layer-sized weight buffers on the GPU; one computes while the others load."""
     staging_slots: int = Field(default=2, ge=1)
     """Compute operations that a copy out of the GPU may take; and gradients that may be on their way out at once."""
-    optimizer_home: Literal["host"] = "host"
-    gradient_home: Literal["host"] = "host"
+    optimizer_home: Literal["host", "nvme"] = "host"
+    """``nvme`` if it is that of any layer."""
+    gradient_home: Literal["host", "nvme"] = "host"
+    """``nvme`` if it is that of any layer."""
     predicted: Predicted | None = None
     certificate: Certificate | None = None
 
@@ -100,6 +108,21 @@ class Policy(Frozen):
             layers=tuple(LayerPolicy(index=i) for i in range(len(facts.layers))),
             weight_slots=weight_slots,
         )
+
+    def parked(self, *, optimizer: Collection[int] = (), gradients: Collection[int] = ()) -> Policy:
+        """This policy with the optimizer state and the gradients of exactly these layers on NVMe."""
+        homes: dict[bool, Literal["host", "nvme"]] = {False: "host", True: "nvme"}
+        layers = tuple(
+            layer.model_copy(
+                update={
+                    "optimizer_home": homes[layer.index in optimizer],
+                    "gradient_home": homes[layer.index in gradients],
+                }
+            )
+            for layer in self.layers
+        )
+        tops = {"optimizer_home": homes[bool(optimizer)], "gradient_home": homes[bool(gradients)]}
+        return self.model_copy(update={"layers": layers, **tops})
 
     @property
     def homes(self) -> tuple[Home, ...]:
@@ -129,6 +152,22 @@ class Policy(Frozen):
         recomputed = [x.index for x in self.layers if x.internals != "none" and self.homes[x.index + 1] == "recompute"]
         if recomputed:
             raise ProgramError(f"layers {recomputed} keep internals, yet are run again to recompute a boundary")
+        self._check_parked(facts)
+
+    def _check_parked(self, facts: ModelFacts) -> None:
+        for what in ("optimizer_home", "gradient_home"):
+            parked = [layer.index for layer in self.layers if getattr(layer, what) == "nvme"]
+            if (getattr(self, what) == "nvme") != bool(parked):
+                raise ProgramError(
+                    f"the policy's {what} is {getattr(self, what)}, that of layers {parked} is nvme",
+                    hint="the policy's own says nvme exactly when that of a layer does",
+                )
+            shared = [index for index in parked if facts.layers[index].shares_weights_with]
+            if shared:
+                raise ProgramError(
+                    f"{what} of layers {shared} is nvme, but their weights are those of other layers",
+                    hint="give the layer that owns the weights another home",
+                )
 
     def to_json(self) -> str:
         """The policy file's text."""

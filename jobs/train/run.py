@@ -13,7 +13,6 @@ from ..policy import Policy
 from ..run_directory import RunDirectory, save_record
 from ..spec import JobSpec
 from ..tracking import LocalTracker, Tracker
-from .held import HeldOptimizer
 from .loop import Loop, Progress
 from .result import Result
 from .saving import Saver, check_complete
@@ -72,7 +71,7 @@ def _run(
         setup.model,
         setup.policy,
         device=device,
-        optimizer=HeldOptimizer(setup.optimizer()),
+        optimizer=setup.optimizer(),
         facts=setup.facts,
         nvme_directory=setup.spec.plan.nvme,
     ) as streamed:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,21 +19,29 @@ import torch
 from ..checkpoint import CheckpointStore
 from ..errors import ModelError
 from ..executor import Streamed
-from .held import HeldUnit
+from ..executor.devices import Event
+from ..executor.stores import UnitOptimizer
+from .gate import Gate
 
 log = logging.getLogger(__name__)
 
 REST = "(rest)"
 """Name of the unit of a checkpoint that holds what no unit of the model does: buffers, and parts that no text uses."""
 
-Wait = Callable[[], None]
+Units = Sequence[tuple[str, UnitOptimizer, Event]]
 
 
 class Saver:
-    """Saves the state of a streamed model whose optimizer is a `HeldOptimizer`; one save at a time."""
+    """Saves the state of a streamed model; one save at a time.
+
+    Optimizer state that is on NVMe can be read only while no update runs: then training waits for the whole save.
+    """
 
     def __init__(self, store: CheckpointStore, streamed: Streamed) -> None:
         self._store, self._streamed = store, streamed
+        self._beside = streamed.policy.optimizer_home == "host"
+        self._gate = Gate()
+        streamed.before_update(self._gate.wait)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._waited_s = 0.0
@@ -42,15 +50,17 @@ class Saver:
         """Begin to save the state after this step. Raises what went wrong with the save before."""
         self.wait()
         started = time.perf_counter()
-        units = [(name, weights, ended) for name, weights, ended in self._streamed.unit_weights()]
-        for _, weights, _ in units:
-            if isinstance(weights, HeldUnit):
-                weights.hold(self._streamed.steps)
+        units = self._streamed.unit_weights()
+        self._gate.hold((name for name, _, _ in units), self._streamed.steps)
         self._thread = threading.Thread(
             target=self._write, args=(step, units, trainer, score), name="lazytrain-save", daemon=True
         )
+        if not self._beside:
+            self._streamed.flush()
         self._thread.start()
         self._waited_s += time.perf_counter() - started
+        if not self._beside:
+            self.wait()
 
     def check(self) -> None:
         """Raise what went wrong with a save that has ended; wait for nothing."""
@@ -78,25 +88,21 @@ class Saver:
     @property
     def stall_s(self) -> float:
         """Seconds for which training has waited for saves: for one to end, and of updates for their units."""
-        units = (weights for _, weights, _ in self._streamed.unit_weights())
-        return self._waited_s + sum(unit.waited_s for unit in units if isinstance(unit, HeldUnit))
+        return self._waited_s + self._gate.waited_s
 
-    def _write(self, step: int, units: list[Any], trainer: Mapping[str, Any], score: float | None) -> None:
+    def _write(self, step: int, units: Units, trainer: Mapping[str, Any], score: float | None) -> None:
         try:
             self._store.save(step, self._states(units), trainer, score=score)
         except BaseException as error:  # raised again in the thread that trains
             self._error = error
         finally:
-            for _, weights, _ in units:
-                if isinstance(weights, HeldUnit):
-                    weights.release()
+            self._gate.release_all()
 
-    def _states(self, units: list[Any]) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
-        for name, weights, ended in units:
-            ended.wait()
+    def _states(self, units: Units) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
+        for name, weights, updated in units:
+            updated.wait()
             yield name, weights.state()
-            if isinstance(weights, HeldUnit):
-                weights.release()  # its file is written
+            self._gate.release(name)  # its file is written
         rest = self._streamed.rest()
         if rest:
             yield REST, rest
@@ -108,8 +114,7 @@ def check_complete(streamed: Streamed) -> None:
     named: dict[int, list[str]] = defaultdict(list)
     for name, parameter in streamed.model.named_parameters(remove_duplicate=False):
         named[id(parameter)].append(name)  # tied weights have several names, of which one is enough
-    buffers = streamed.model.state_dict().keys() - {name for names in named.values() for name in names}
-    lost = [names[0] for names in named.values() if saved.isdisjoint(names)] + sorted(buffers - saved)
+    lost = [names[0] for names in named.values() if saved.isdisjoint(names)]
     if lost:
         raise ModelError(
             f"{type(streamed.model).__name__} has weights that would not be saved: {', '.join(lost[:3])}",

@@ -209,6 +209,7 @@ def _memory() -> Finding:
 
 
 def _nvme(directory: Path | None) -> Finding:
+    from ...jobs.executor.stores.nvme import direct_io_problem
     from ..probe.disk import probe_disk
 
     if directory is None:
@@ -219,7 +220,11 @@ def _nvme(directory: Path | None) -> Finding:
         fix = "name a writable directory on a local disk, not on a RAM-backed file system"
         return Finding("NVMe", "failed", f"{directory}: {tier.reason}", fix)
     rates = f"read {tier.read_bytes_s / 1e9:.2g}, write {tier.write_bytes_s / 1e9:.2g} GB/s"
-    return Finding("NVMe", "ok", f"{directory}: {rates}, {format_bytes(tier.free_bytes)} free")
+    found = f"{directory}: {rates}, {format_bytes(tier.free_bytes)} free"
+    if problem := direct_io_problem(directory):
+        fix = "name a directory on ext4 or XFS: through the page cache, transfers take host memory and time"
+        return Finding("NVMe", "warning", f"{found}; buffered I/O, because {problem}", fix)
+    return Finding("NVMe", "ok", f"{found}, direct I/O")
 
 
 def _draw(console: Console, findings: list[Finding]) -> None:

@@ -81,6 +81,29 @@ def test_host_table_in_bfloat16_is_8_03_bytes_per_parameter(make_facts: Make) ->
     assert table["staging"] == 2 * MIB  # two buffers for what goes on to NVMe and comes back
 
 
+def test_what_is_parked_on_nvme_leaves_the_host_table_but_for_its_rings(make_facts: Make) -> None:
+    facts = make_facts(6)
+    policy = Policy.from_homes(facts, ["gpu"] * 7)
+    parked = policy.parked(optimizer=[2, 3, 4, 5], gradients=[5])
+    before, after = host_bytes(facts, policy), host_bytes(facts, parked)
+    layer = facts.layers[0].parameters
+    assert before["weights"] == after["weights"]
+    assert before["master"] - after["master"] == 4 * 2 * layer
+    assert before["optimizer_state"] - after["optimizer_state"] == pytest.approx(4 * 2.03125 * layer, abs=2)
+    assert before["gradients"] - after["gradients"] == 2 * layer
+    assert after["staging"] - before["staging"] == pytest.approx(3 * 4.03125 * layer + 2 * layer, abs=4)
+
+
+def test_reads_and_writes_of_what_is_parked_take_the_disks_time(make_facts: Make, make_profile: Machine) -> None:
+    facts, profile = make_facts(4), make_profile(nvme_write_bytes_s=4e9, nvme_read_bytes_s=8e9)
+    policy = Policy.from_homes(facts, ["gpu"] * 5).parked(optimizer=[1], gradients=[2])
+    rates = {"read": profile.nvme_read_bytes_s, "write": profile.nvme_write_bytes_s}
+    ops = [op for op in lower(policy, facts).ops if op.stream in ("nvme_read", "nvme_write")]
+    assert sorted(op.kind for op in ops) == ["read_gradient", "read_state", "write_gradient", "write_state"]
+    for op in ops:
+        assert op_seconds(op, facts, profile) == op.bytes / rates[op.stream.removeprefix("nvme_")]
+
+
 def test_host_table_in_float32_streams_the_master_itself(make_facts: Make) -> None:
     facts = ModelFacts(**(make_facts(2).model_dump() | {"dtype": "float32"}))
     assert state_bytes(facts)["master"] == 0

@@ -30,16 +30,21 @@ class Event:
         if self._error is not None:
             raise self._error
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a wait for it would return, or raise, at once."""
+        return self._ended.is_set()
+
     def end(self, error: BaseException | None = None) -> None:
         """Declare the work ended, well or with an error."""
         self._error = error
         self._ended.set()
 
     @classmethod
-    def ended(cls) -> Event:
-        """An event of work that is already done."""
+    def ended(cls, error: BaseException | None = None) -> Event:
+        """An event of work that is already done, or has failed."""
         event = cls()
-        event.end()
+        event.end(error)
         return event
 
 
@@ -151,7 +156,7 @@ class Device(ABC):
 
     @abstractmethod
     def host_empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised flat host memory that the links reach directly."""
+        """Flat host memory that the links reach directly; it begins at a page, as direct I/O wants it."""
 
     @abstractmethod
     def counting(self) -> AbstractContextManager[object]:

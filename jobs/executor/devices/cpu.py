@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from ...memory import StorageTracker
 from .base import Device, Event, InlineStream, Stream, ThreadStream
+from .host import page_aligned
 
 STREAM_NAMES = ("h2d", "d2h", "nvme_read", "nvme_write", "cpu")
 
@@ -42,7 +43,7 @@ class CpuDevice(Device):
 
     def host_empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         with _disable_current_modes():  # host memory is not the device's
-            return torch.empty(numel, dtype=dtype)
+            return page_aligned(numel * dtype.itemsize).view(dtype)
 
     def counting(self) -> AbstractContextManager[object]:
         return nullcontext() if self._tracker in _get_current_dispatch_mode_stack() else self._tracker

@@ -79,7 +79,9 @@ def random_policy() -> Callable[[ModelFacts, int], Policy]:
             )
             for i in range(len(facts.layers))
         ]
-        return policy.model_copy(update={"staging_slots": choose.choice((1, 2, 3)), "layers": tuple(layers)})
+        policy = policy.model_copy(update={"staging_slots": choose.choice((1, 2, 3)), "layers": tuple(layers)})
+        parked = [{layer for layer in range(len(layers)) if choose.random() < 0.4} for _ in range(2)]
+        return policy.parked(optimizer=parked[0], gradients=parked[1]) if choose.random() < 0.5 else policy
 
     return draw
 

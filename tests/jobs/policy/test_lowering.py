@@ -27,7 +27,9 @@ def draw_policy(facts, seed, **options):
         )
         for i in range(len(homes))
     ]
-    return policy.model_copy(update={"staging_slots": choose.choice((1, 2, 3)), "layers": tuple(layers)})
+    policy = policy.model_copy(update={"staging_slots": choose.choice((1, 2, 3)), "layers": tuple(layers)})
+    parked = [{layer for layer in range(len(layers)) if choose.random() < share} for share in (0.4, 0.4)]
+    return policy.parked(optimizer=parked[0], gradients=parked[1]) if choose.random() < 0.5 else policy
 
 
 @pytest.fixture(scope="module")

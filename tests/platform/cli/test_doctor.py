@@ -7,6 +7,7 @@ import pytest
 from lazytrain.platform.cli import doctor
 from lazytrain.platform.cli.app import run
 from lazytrain.platform.cli.doctor import Finding, all_checks, run_check
+from lazytrain.platform.probe.disk import DiskTier
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +52,14 @@ def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.verdict == "warning"
     assert str(doctor._RAY_PORT) in finding.found
     assert "ss -ltnp" in finding.fix
+
+
+def test_buffered_io_on_the_nvme_directory_is_said_with_the_reason(tmp_path, monkeypatch):
+    tier = DiskTier(tmp_path, True, "", 10**12, 2e9, 1e9)
+    monkeypatch.setattr("lazytrain.platform.probe.disk.probe_disk", lambda directory: tier)
+    monkeypatch.setattr("lazytrain.jobs.executor.stores.nvme.direct_io_problem", lambda directory: "it is a test")
+    finding = run_check("NVMe", all_checks(tmp_path)["NVMe"])
+    assert (finding.verdict, bool(finding.fix)) == ("warning", True)
+    assert "buffered I/O, because it is a test" in finding.found
+    monkeypatch.setattr("lazytrain.jobs.executor.stores.nvme.direct_io_problem", lambda directory: "")
+    assert run_check("NVMe", all_checks(tmp_path)["NVMe"]).verdict == "ok"
