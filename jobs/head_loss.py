@@ -64,6 +64,9 @@ class Logits:
         return logits
 
 
+RowLoss = Callable[[torch.Tensor], torch.Tensor]
+"""A scalar loss from the sum of the log-probabilities of each row's supervised tokens, (B,) float32."""
+
 ChunkedLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Loss from hidden states (B, T, H) and labels (B, T)."""
 
@@ -138,6 +141,48 @@ def loss_only(logits: Logits, states: torch.Tensor, rows: torch.Tensor, targets:
     return total
 
 
+def row_log_probabilities(
+    logits: Logits, states: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor, shape: Sequence[int]
+) -> torch.Tensor:
+    """Sum of the log-probabilities of each row's ``targets``, (B,) float32; ``states`` are (B * T, H), shape (B, T)."""
+    sums = torch.zeros(shape[0], dtype=torch.float32, device=states.device)
+    for part in _chunks(logits, len(targets)):
+        losses = nn.functional.cross_entropy(logits(states[rows[part]]).float(), targets[part], reduction="none")
+        sums.index_add_(0, rows[part] // shape[1], -losses)
+    return sums
+
+
+def log_probabilities_of_rows(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The same from all logits (B, T, V) and unshifted labels (B, T), for models whose loss needs them at once."""
+    rows, targets = supervised(labels)
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1)[rows].float(), targets, reduction="none")
+    sums = torch.zeros(len(labels), dtype=torch.float32, device=logits.device)
+    return sums.index_add(0, rows // labels.shape[1], -losses)
+
+
+def row_loss_with_gradients(
+    logits: Logits,
+    states: torch.Tensor,
+    rows: torch.Tensor,
+    targets: torch.Tensor,
+    shape: Sequence[int],
+    row_loss: RowLoss,
+    parameters: Sequence[nn.Parameter],
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
+    """``row_loss`` of the rows' log-probabilities and its gradients, as in `loss_with_gradients`.
+
+    The logits are made twice, chunk by chunk: what a token weighs is known only when all of its row were seen.
+    """
+    with torch.no_grad():
+        sums = row_log_probabilities(logits, states, rows, targets, shape)
+    with torch.enable_grad():
+        loss = row_loss(sums.requires_grad_())
+        (slopes,) = torch.autograd.grad(loss, sums)
+    weights = -slopes[rows // shape[1]]
+    _, of_states, of_parameters = loss_with_gradients(logits, states, rows, targets, 1.0, parameters, weights=weights)
+    return loss.detach(), of_states, of_parameters
+
+
 def loss_with_gradients(
     logits: Logits,
     states: torch.Tensor,
@@ -145,10 +190,12 @@ def loss_with_gradients(
     targets: torch.Tensor,
     normaliser: float,
     parameters: Sequence[nn.Parameter],
+    *,
+    weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
     """The loss `loss_only` / ``normaliser`` and its gradients: for ``states`` (B * T, H) and for ``parameters``.
 
-    Those of parameters that are frozen are None.
+    ``weights`` (N,) multiply the losses of the targets. Gradients of parameters that are frozen are None.
     """
     total = torch.zeros((), dtype=torch.float32, device=states.device)
     state_gradient = torch.zeros_like(states)
@@ -157,7 +204,11 @@ def loss_with_gradients(
     for part in _chunks(logits, len(targets)):
         with torch.enable_grad():
             chunk = states[rows[part]].requires_grad_()
-            loss = nn.functional.cross_entropy(logits(chunk).float(), targets[part], reduction="sum") / normaliser
+            if weights is None:
+                loss = nn.functional.cross_entropy(logits(chunk).float(), targets[part], reduction="sum") / normaliser
+            else:
+                losses = nn.functional.cross_entropy(logits(chunk).float(), targets[part], reduction="none")
+                loss = (losses * weights[part]).sum() / normaliser
         found = torch.autograd.grad(loss, [chunk, *(p for p in parameters if p.requires_grad)])
         total += loss.detach()
         state_gradient.index_copy_(0, rows[part], found[0])

@@ -3,6 +3,7 @@
 job.yaml            the resolved job file
 policy.json         what was planned
 metrics.jsonl       one line per report
+start/              configuration and tokenizer that the run began with
 checkpoints/        see `checkpoint`
 verdicts.jsonl      every evaluated row: prompt, output, expected, correct
 model/              the trained model in Hugging Face layout
@@ -21,8 +22,11 @@ from .errors import CheckpointError, InputError
 from .frozen import Frozen, digest
 from .spec import JobSpec, load_spec
 
+LOCK = ".run.lock"
 SHAPING = ("model", "data", "train", "optimizer")
 """Sections that shape what is learned: a run cannot go on under others."""
+MAY_CHANGE = {"batch", "cache"}
+"""Keys of them that it can: how many rows a step takes, and where tokenized rows are kept."""
 
 
 class RunDirectory:
@@ -32,7 +36,7 @@ class RunDirectory:
         self.path = path
         self.spec, self.policy, self.metrics = path / "job.yaml", path / "policy.json", path / "metrics.jsonl"
         self.checkpoints, self.model = path / "checkpoints", path / "model"
-        self.rows = path / "rows"
+        self.start, self.rows = path / "start", path / "rows"
         self.verdicts, self.result = path / "verdicts.jsonl", path / "result.json"
 
     @contextmanager
@@ -40,7 +44,7 @@ class RunDirectory:
         """Hold the directory for this process. Raises InputError if another process or another job has it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".run.lock").open("a")
+            lock = (self.path / LOCK).open("a")
         except OSError as error:
             raise InputError(f"cannot write to {self.path}: {error.strerror}", hint="set output.dir") from error
         with lock:
@@ -53,9 +57,23 @@ class RunDirectory:
             self._own(spec)
             yield
 
+    def in_use(self) -> bool:
+        """Whether a process holds the directory."""
+        try:
+            lock = (self.path / LOCK).open("a")
+        except OSError:
+            return False
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
     def _own(self, spec: JobSpec) -> None:
         if self.spec.exists():
-            changed = [name for name in SHAPING if _digest(load_spec(self.spec), name) != _digest(spec, name)]
+            before = load_spec(self.spec)
+            changed = [name for name in SHAPING if _digest(before, name) != _digest(spec, name)]
             if changed and self.checkpoints.exists():
                 raise CheckpointError(
                     f"{self.path} holds a run of another job file: {', '.join(changed)} differ",
@@ -80,4 +98,4 @@ def save_record(path: Path, record: Frozen) -> None:
 
 
 def _digest(spec: JobSpec, section: str) -> str:
-    return digest(getattr(spec, section).model_dump(mode="json"))
+    return digest(getattr(spec, section).model_dump(mode="json", exclude=MAY_CHANGE))

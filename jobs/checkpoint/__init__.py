@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from .export import WeightWriter, export_weights, saved_weights
 from .random_state import random_state, set_random_state
 from .store import Checkpoint, CheckpointStore
 
-__all__ = ["Checkpoint", "CheckpointStore", "random_state", "set_random_state"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointStore",
+    "WeightWriter",
+    "export_weights",
+    "random_state",
+    "saved_weights",
+    "set_random_state",
+]

@@ -50,6 +50,8 @@ class Checkpoint:
     step: int
     trainer: dict[str, Any]
     _units: dict[str, files.Written]
+    score: float | None = None
+    """What was measured of this state; lower is better."""
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
@@ -57,7 +59,7 @@ class Checkpoint:
         manifest = _read_manifest(path / "manifest.json")
         trainer = _verified(path, files.Written(**manifest["trainer"]))
         units = {name: files.Written(**written) for name, written in manifest["units"].items()}
-        return cls(path, manifest["step"], json.loads(trainer.read_bytes()), units)
+        return cls(path, manifest["step"], json.loads(trainer.read_bytes()), units, manifest.get("score"))
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -86,8 +88,9 @@ class Checkpoint:
 class CheckpointStore:
     """Saves and finds the checkpoints of one run.
 
-    The ``keep`` newest are kept. ``on_point`` is called with a name at every stage of a save: ``start``, ``unit NAME``,
-    ``trainer``, ``manifest``, ``synced``, ``renamed``, ``published``, ``removing NAME``, ``removed NAME``, ``done``.
+    The ``keep`` newest are kept, and the one with the lowest score beside them. ``on_point`` is called with a name at
+    every stage of a save: ``start``, ``unit NAME``, ``trainer``, ``manifest``, ``synced``, ``renamed``, ``published``,
+    ``removing NAME``, ``removed NAME``, ``done``.
     """
 
     def __init__(
@@ -100,11 +103,17 @@ class CheckpointStore:
         self._on_point = on_point
 
     def save(
-        self, step: int, units: Iterable[tuple[str, Mapping[str, torch.Tensor]]], trainer: Mapping[str, Any]
+        self,
+        step: int,
+        units: Iterable[tuple[str, Mapping[str, torch.Tensor]]],
+        trainer: Mapping[str, Any],
+        *,
+        score: float | None = None,
     ) -> Path:
         """Write a checkpoint and return its directory; ``units`` may be a generator that makes one unit at a time.
 
-        ``trainer`` holds JSON values. Raises CheckpointError when a tensor is not finite, a value not JSON, the disk
+        ``trainer`` holds JSON values; ``score``, where there is one, says how good the state is, lower being better.
+        Raises CheckpointError when a tensor is not finite, a value not JSON, the disk
         is full or another process is saving here; earlier checkpoints are then as they were.
         """
         with self._locked() as mine:
@@ -115,7 +124,7 @@ class CheckpointStore:
             self._clean()
             saving = self.directory / f".saving-{self._next_name(step)}"
             try:
-                self._write(saving, step, units, trainer)
+                self._write(saving, step, units, trainer, score)
                 published = self._publish(saving)
                 self._remove_old()
             except OSError as error:
@@ -134,6 +143,11 @@ class CheckpointStore:
         complete = self._complete()
         return Checkpoint.open(complete[-1]) if complete else None
 
+    def best(self) -> Checkpoint | None:
+        """The complete checkpoint with the lowest score, the older of two equal ones; None when none has a score."""
+        path = self._best()
+        return None if path is None else Checkpoint.open(path)
+
     def all(self) -> list[Checkpoint]:
         """All complete checkpoints, oldest first."""
         return [Checkpoint.open(path) for path in self._complete()]
@@ -144,6 +158,7 @@ class CheckpointStore:
         step: int,
         units: Iterable[tuple[str, Mapping[str, torch.Tensor]]],
         trainer: Mapping[str, Any],
+        score: float | None,
     ) -> None:
         content = _json(trainer)
         saving.mkdir()
@@ -160,6 +175,7 @@ class CheckpointStore:
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "step": step,
+            "score": score,
             "trainer": asdict(trainer_file),
             "units": {name: asdict(file) for name, file in written.items()},
         }
@@ -177,12 +193,19 @@ class CheckpointStore:
         return published
 
     def _remove_old(self) -> None:
+        best = self._best()
         for path in self._complete()[: -self.keep]:
+            if path == best:
+                continue
             self._on_point(f"removing {path.name}")
             leaving = path.with_name(f".removing-{path.name}")
             path.rename(leaving)
             shutil.rmtree(leaving, ignore_errors=True)
             self._on_point(f"removed {path.name}")
+
+    def _best(self) -> Path | None:
+        scores = [(score, path) for path in self._complete() if (score := _score(path)) is not None]
+        return min(scores, key=lambda scored: scored[0])[1] if scores else None
 
     def _complete(self) -> list[Path]:
         """Directories of complete checkpoints, oldest save first."""
@@ -260,6 +283,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             hint="use the version of lazytrain that wrote it",
         )
     return dict(manifest)
+
+
+def _score(directory: Path) -> float | None:
+    """Score of a checkpoint; none of a damaged one, which only its own reading need complain of."""
+    try:
+        score = _read_manifest(directory / "manifest.json").get("score")
+    except CheckpointError:
+        return None
+    return None if score is None else float(score)
 
 
 def _verified(directory: Path, written: files.Written) -> Path:

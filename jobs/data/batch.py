@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,25 @@ class Batch:
     """Tokens that carry the loss."""
     position_ids: torch.Tensor | None = None
     """Only when rows share sequences: positions within each row, padding counting as a row of its own."""
+    rows: tuple[int, ...] = ()
+    """Which rows these are; in the order of the sequences, unless rows share them."""
+
+    def split(self, sequences: int) -> Iterator[Batch]:
+        """Micro-batches of at most so many sequences, each cut to its own longest one."""
+        for start in range(0, len(self.input_ids), sequences):
+            part = slice(start, start + sequences)
+            mask = self.attention_mask[part]
+            width = int(mask.sum(dim=1).max())
+            labels = self.labels[part, :width]
+            yield Batch(
+                self.input_ids[part, :width],
+                mask[:, :width],
+                labels,
+                int(mask.sum()),
+                int((labels != IGNORED).sum()),
+                None if self.position_ids is None else self.position_ids[part, :width],
+                self.rows[part] if self.position_ids is None else (),
+            )
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """What a causal language model takes; rows that share a sequence are told apart by their positions."""

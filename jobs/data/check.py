@@ -27,7 +27,7 @@ def check(prepared: Prepared, tokenizer: Any, *, batch: int, seed: int = 42, sam
         "lengths": histogram(rows.lengths),
         "samples": [sample(rows, row, tokenizer) for row in _spread(len(rows), samples)],
         "batch": batch,
-        "padding": padding(rows, batch=batch, seed=seed),
+        "padding": padding(rows, batch=batch, seed=seed, together=prepared.together),
         "worst_batch": worst(rows, batch),
     }
 
@@ -63,11 +63,11 @@ def sample(rows: Rows, row: int, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def padding(rows: Rows, *, batch: int, seed: int) -> dict[str, float]:
+def padding(rows: Rows, *, batch: int, seed: int, together: int = 1) -> dict[str, float]:
     """Share of padding among the tokens of an epoch, for each way to make batches."""
     lengths, longest = rows.lengths, rows.longest
-    plain = order(rows, batch=batch, seed=seed, epoch=0)
-    buckets = order(rows, batch=batch, seed=seed, epoch=0, buckets=True)
+    plain = order(rows, batch=batch, seed=seed, epoch=0, together=together)
+    buckets = order(rows, batch=batch, seed=seed, epoch=0, buckets=True, together=together)
     return {
         "plain": _waste([[[row] for row in rows_of_step] for rows_of_step in plain], lengths),
         "buckets": _waste([[[row] for row in rows_of_step] for rows_of_step in buckets], lengths),

@@ -8,8 +8,9 @@ from typing import Any
 from . import chats
 from .canonical import Conversation, Message, PlainText, Refused
 from .fields import content_of, text_of
+from .preferences import Pair, preference
 
-Converted = Conversation | PlainText
+Converted = Conversation | PlainText | Pair
 
 
 def detect(row: Mapping[str, Any]) -> str:
@@ -27,7 +28,8 @@ def to_conversation(row: Mapping[str, Any], format_name: str) -> Converted:
         if not converted.text.strip():
             raise Refused("the text is empty")
         return converted
-    _check(converted)
+    for conversation in (converted.chosen, converted.rejected) if isinstance(converted, Pair) else (converted,):
+        _check(conversation)
     return converted
 
 
@@ -76,6 +78,7 @@ def _text(row: Mapping[str, Any]) -> PlainText:
 
 
 _KEYS = {
+    "preference": ("chosen", "rejected"),
     "alpaca": ("instruction", "output"),
     "question/answer": ("question", "answer"),
     "query/response": ("query", "response"),
@@ -84,6 +87,7 @@ _KEYS = {
     "text": ("text",),
 }
 FORMATS: dict[str, Callable[[Mapping[str, Any]], Converted]] = {
+    "preference": preference,
     "alpaca": _alpaca,
     "question/answer": _pair("question", "answer"),
     "query/response": _pair("query", "response"),

@@ -17,20 +17,26 @@ from ..frozen import digest
 from ..spec import Data, Split
 from .canonical import Refused, SystemRefused
 from .formats import Converted, detect, to_conversation
+from .preferences import Pair
 from .render import Rendered, Rendering, renderer
 from .report import Report
 from .rows import Rows
 from .sources import Input, inputs
 from .store import Counts, Writer, stored
 from .templates import choose_template
-from .tokens import encode, tokenized
+from .tokens import Encoded, encode, tokenized
 
 _SCHEMA = 2
 """Goes up when the same input would become other tokens."""
 _CHUNK_ROWS = 1000
 _CHUNK_CHARACTERS = 1 << 22
+_PAIRS = "preference"
 _AFTERWARDS = {"split", "packing", "cache"}
 """Options that do not change what a row becomes."""
+
+
+Group = tuple[int, tuple[Rendered, ...]]
+"""A line of a file with the sequences that its row becomes: one, or the two of a pair."""
 
 
 @dataclass
@@ -40,6 +46,11 @@ class Prepared:
     train: Rows
     eval: Rows
     report: Report
+
+    @property
+    def together(self) -> int:
+        """Sequences of `train` and `eval` that belong together: two of a preference pair, else one."""
+        return 2 if self.report.pairs else 1
 
 
 def prepare(data: Data, tokenizer: Any, *, cache: str | Path | None = None) -> Prepared:
@@ -59,10 +70,11 @@ def prepare(data: Data, tokenizer: Any, *, cache: str | Path | None = None) -> P
     rows = Rows(store, fingerprint=loader.fingerprint)
     of_train = np.flatnonzero(rows.sources < len(data.train))
     train, held_out = rows.take(of_train), rows.take(np.flatnonzero(rows.sources >= len(data.train)))
+    together = 2 if report.pairs else 1
     if data.split is not None:
-        train, held_out = _split(train, data.split)
-    train = _weighted(train, data)
-    report.train_rows, report.eval_rows = len(train), len(held_out)
+        train, held_out = _split(train, data.split, together)
+    train = _weighted(train, data, together)
+    report.train_rows, report.eval_rows = len(train) // together, len(held_out) // together
     return Prepared(train, held_out, report)
 
 
@@ -90,6 +102,11 @@ class _Loader:
             if part and not usable:
                 files = ", ".join(one.label for one in part)
                 raise DataError(f"no usable row in {files}\n{report.table() or '       0  rows in the file'}")
+        report.pairs = _PAIRS in report.formats.values()
+        if report.pairs and set(report.formats.values()) != {_PAIRS}:
+            raise DataError(
+                f"preference pairs and other rows are mixed: {report.formats}", hint="train on one kind at a time"
+            )
         if report.system_refused:
             raise DataError(
                 f"the chat template refuses system turns\n{report.table()}",
@@ -102,7 +119,8 @@ class _Loader:
         usable, waiting = 0, None
         with ThreadPoolExecutor(1) as thread:
             for chunk in self._chunks(one, report):
-                encodings = thread.submit(tokenized, self._tokenizer, [rendered for _, rendered in chunk])
+                texts = [rendered for _, group in chunk for rendered in group]
+                encodings = thread.submit(tokenized, self._tokenizer, texts)
                 if waiting is not None:
                     usable += self._add(one, *waiting, writer, report)
                 waiting = chunk, encodings
@@ -110,29 +128,30 @@ class _Loader:
                 usable += self._add(one, *waiting, writer, report)
         return usable
 
-    def _chunks(self, one: Input, report: Report) -> Iterator[list[tuple[int, Rendered]]]:
-        chunk: list[tuple[int, Rendered]] = []
+    def _chunks(self, one: Input, report: Report) -> Iterator[list[Group]]:
+        chunk: list[Group] = []
         characters = 0
-        for line, rendered in self._rendered(one, report):
-            chunk.append((line, rendered))
-            characters += len(rendered.text)
+        for line, group in self._rendered(one, report):
+            chunk.append((line, group))
+            characters += sum(len(rendered.text) for rendered in group)
             if len(chunk) == _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
                 yield chunk
                 chunk, characters = [], 0
         if chunk:
             yield chunk
 
-    def _rendered(self, one: Input, report: Report) -> Iterator[tuple[int, Rendered]]:
+    def _rendered(self, one: Input, report: Report) -> Iterator[Group]:
         """Usable rows of one file with their lines; the others go into the report."""
-        for line, conversation in self._conversations(one, report):
+        for line, converted in self._conversations(one, report):
+            row = (converted.chosen, converted.rejected) if isinstance(converted, Pair) else (converted,)
             try:
-                rendered = self._render(conversation)
+                group = tuple(self._render(conversation) for conversation in row)
             except Refused as refused:
                 report.system_refused += isinstance(refused, SystemRefused)
                 report.refuse(one.label, line, refused.rule)
                 continue
-            report.context_turns += rendered.context_turns
-            yield line, rendered
+            report.context_turns += sum(rendered.context_turns for rendered in group)
+            yield line, group
 
     def _conversations(self, one: Input, report: Report) -> Iterator[tuple[int, Converted]]:
         known: str | None = None if one.format == "auto" else one.format
@@ -152,53 +171,64 @@ class _Loader:
     def _add(
         self,
         one: Input,
-        chunk: Sequence[tuple[int, Rendered]],
+        chunk: Sequence[Group],
         encodings: Future[list[Any]],
         writer: Writer,
         report: Report,
     ) -> int:
         limit = self._data.max_length
-        rows = [rendered for _, rendered in chunk]
-        kept = []
-        for (line, rendered), tokens in zip(
-            chunk, encode(self._tokenizer, rows, encodings.result(), limit), strict=True
-        ):
-            if tokens.supervised:
-                kept.append((rendered, tokens))
-                report.count(len(tokens.ids), tokens.supervised, truncated=tokens.truncated)
+        rows = [rendered for _, group in chunk for rendered in group]
+        tokens = iter(encode(self._tokenizer, rows, encodings.result(), limit))
+        kept: list[tuple[Rendered, Encoded]] = []
+        for line, group in chunk:
+            encoded = [(rendered, next(tokens)) for rendered in group]
+            if all(row.supervised for _, row in encoded):
+                kept += encoded
+                for _, row in encoded:
+                    report.count(len(row.ids), row.supervised, truncated=row.truncated)
             else:
                 report.refuse(one.label, line, f"nothing of the answer is within max_length {limit}")
         writer.write(
-            [tokens.ids for _, tokens in kept],
-            [tokens.spans for _, tokens in kept],
+            [row.ids for _, row in kept],
+            [row.spans for _, row in kept],
             [(rendered.prompt, rendered.answer) for rendered, _ in kept],
             one.source,
         )
         return len(kept)
 
 
-def _split(rows: Rows, split: Split) -> tuple[Rows, Rows]:
+def _split(rows: Rows, split: Split, together: int) -> tuple[Rows, Rows]:
     """Both parts keep the order of the files; a share above 0 gets at least one row where there are two."""
-    order = list(range(len(rows)))
-    random.Random(f"{split.seed}/{len(rows)}").shuffle(order)
-    held_out = round(split.eval * len(rows))
-    if split.eval > 0 and len(rows) > 1:
-        held_out = min(max(held_out, 1), len(rows) - 1)
-    trained = min(max(round(split.train * len(rows)), 1), len(rows) - held_out)
-    return rows.take(sorted(order[held_out : held_out + trained])), rows.take(sorted(order[:held_out]))
+    count = len(rows) // together
+    order = list(range(count))
+    random.Random(f"{split.seed}/{count}").shuffle(order)
+    held_out = round(split.eval * count)
+    if split.eval > 0 and count > 1:
+        held_out = min(max(held_out, 1), count - 1)
+    trained = min(max(round(split.train * count), 1), count - held_out)
+    parts = sorted(order[held_out : held_out + trained]), sorted(order[:held_out])
+    train, evaluated = (rows.take(_spread_out(np.asarray(part, np.int64), together)) for part in parts)
+    return train, evaluated
 
 
-def _weighted(rows: Rows, data: Data) -> Rows:
+def _spread_out(groups: Counts, together: int) -> Counts:
+    """Rows of these groups, those of one group beside each other."""
+    spread: Counts = (groups[:, None] * together + np.arange(together)).reshape(-1)
+    return spread
+
+
+def _weighted(rows: Rows, data: Data, together: int) -> Rows:
     """Every row as many times as its source's weight says, the fraction drawn."""
     if all(source.weight == 1 for source in data.train):
         return rows
     chosen: list[Counts] = []
+    sources = rows.sources[::together]
     for number, source in enumerate(data.train):
-        own = np.flatnonzero(rows.sources == number)
+        own = np.flatnonzero(sources == number)
         whole, wanted = int(source.weight), round(source.weight * len(own))
         drawn = random.Random(f"{number}/{len(own)}").sample(own.tolist(), min(len(own), wanted - whole * len(own)))
         chosen += [own] * whole + [np.asarray(sorted(drawn), np.int64)]
-    return rows.take(np.concatenate(chosen))
+    return rows.take(_spread_out(np.concatenate(chosen), together))
 
 
 def _content(data: Data, tokenizer: Any, files: Sequence[Input]) -> str:

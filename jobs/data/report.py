@@ -39,6 +39,8 @@ class Report:
     """Assistant turns without loss, because the chat template writes them otherwise once more turns follow."""
     system_refused: int = 0
     """Rows refused for their system turn."""
+    pairs: bool = False
+    """Whether rows are preference pairs: two sequences each, the chosen one first."""
     packed: bool = False
     """Whether rows share sequences."""
     packing_refused: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Generic, TypeVar, overload
 
 import numpy as np
@@ -150,23 +151,37 @@ def batches(
             yield collate(rows, indices, pad_id, pack_length=pack_length)
 
 
-def order(rows: Rows, *, batch: int, seed: int, epoch: int, buckets: bool = False) -> list[list[int]]:
-    """Indices of the rows of every batch of an epoch, a smaller one last."""
+def order(
+    rows: Rows, *, batch: int, seed: int, epoch: int, buckets: bool = False, together: int = 1
+) -> list[list[int]]:
+    """Indices of the rows of every batch of an epoch, a smaller one last.
+
+    ``together`` rows that follow each other (the two of a pair) stay so; ``batch`` is a multiple of it.
+    """
     drawn = random.Random(f"{seed}/{epoch}/{len(rows)}{'/' if rows.fingerprint else ''}{rows.fingerprint}")
-    indices = list(range(len(rows)))
+    indices = list(range(0, len(rows), together))
     drawn.shuffle(indices)
+    groups = max(1, batch // together)
     if not buckets:
-        return [indices[start : start + batch] for start in range(0, len(indices), batch)]
-    lengths = rows.lengths
-    whole, rest = len(indices) - len(indices) % batch, []
+        return _grouped([indices[start : start + groups] for start in range(0, len(indices), groups)], together)
+    lengths = rows.lengths.reshape(-1, together).max(axis=1)
+    whole, rest = len(indices) - len(indices) % groups, []
     if whole < len(indices):
         rest = [indices[whole:]]
     gathered: list[list[int]] = []
-    for start in range(0, whole, batch * _WINDOW):
-        window = sorted(indices[start : min(start + batch * _WINDOW, whole)], key=lambda row: int(lengths[row]))
-        gathered += [window[at : at + batch] for at in range(0, len(window), batch)]
+    for start in range(0, whole, groups * _WINDOW):
+        window = indices[start : min(start + groups * _WINDOW, whole)]
+        window.sort(key=lambda row: int(lengths[row // together]))
+        gathered += [window[at : at + groups] for at in range(0, len(window), groups)]
     drawn.shuffle(gathered)
-    return gathered + rest
+    return _grouped(gathered + rest, together)
+
+
+def _grouped(batches: list[list[int]], together: int) -> list[list[int]]:
+    """Each index followed by the others of its group."""
+    if together == 1:
+        return batches
+    return [[first + place for first in batch for place in range(together)] for batch in batches]
 
 
 def worst_batch(rows: Rows, batch: int) -> Batch:
@@ -189,7 +204,8 @@ def collate(rows: Rows, indices: Sequence[int], pad_id: int, *, pack_length: int
         for start, stop in rows.spans(i):
             label[start:stop] = row[start:stop]
         labels.append(label)
-    return padded(ids, labels, pad_id) if pack_length is None else packed(ids, labels, pad_id, pack_length)
+    batch = padded(ids, labels, pad_id) if pack_length is None else packed(ids, labels, pad_id, pack_length)
+    return replace(batch, rows=tuple(indices))
 
 
 def pad_id(tokenizer: object) -> int:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow  # type: ignore[import-untyped]
 
 from ..errors import DataError
+from .cache import prune, used
 from .template_spans import Span
 
 Tokens = npt.NDArray[np.int32]
@@ -214,6 +215,8 @@ def stored(cache: Path | None, key: str, fill: Fill) -> tuple[ArrowStore, dict[s
             with _beside(folder) as temporary:
                 _write(temporary, fill)
                 _place(temporary, folder)
+            prune(cache)
+        used(folder)
         return ArrowStore(folder), json.loads((folder / _REPORT).read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import ProgramError
-from ..head_loss import Logits, loss_with_gradients
+from ..head_loss import Logits, RowLoss, loss_with_gradients, row_loss_with_gradients
 from ..model_facts import ModelFacts
 from ..policy import Op, Policy
 from ..replay import Call, RngState, output_tensors
@@ -118,6 +118,25 @@ class Compute:
         with self._weights.bound(op):
             total, gradient, parameters = loss_with_gradients(
                 logits, states, rows, targets, normaliser, list(host.parameters.values())
+            )
+        self._in_flight.outgoing[self._head, op.micro] = dict(zip(host.parameters, parameters, strict=True))
+        return total, gradient
+
+    def row_loss(
+        self,
+        op: Op,
+        logits: Logits,
+        states: torch.Tensor,
+        rows: torch.Tensor,
+        targets: torch.Tensor,
+        shape: Sequence[int],
+        row_loss: RowLoss,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for a loss of the rows' log-probabilities."""
+        host = self._units[self._head]
+        with self._weights.bound(op):
+            total, gradient, parameters = row_loss_with_gradients(
+                logits, states, rows, targets, shape, row_loss, list(host.parameters.values())
             )
         self._in_flight.outgoing[self._head, op.micro] = dict(zip(host.parameters, parameters, strict=True))
         return total, gradient

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..head_loss import Logits, loss_only, supervised
+from ..head_loss import Logits, RowLoss, loss_only, row_log_probabilities, supervised
 from ..model_facts import ModelFacts
 from ..policy import UPDATE_PHASE, Op, Policy
 from ..replay import Call
@@ -50,6 +50,7 @@ class Engine:
         self.head = len(units) - 1
         names = [unit.name for unit in units]
         owner = [names.index(u.shares_weights_with or u.name) for u in facts.units]
+        self._owner = owner
         self._weights = DeviceWeights(facts, policy, units, device)
         self._transfers = Transfers(units, owner, self._weights, device, optimizer)
         self._compute = Compute(facts, policy, units, device, self._weights, self._transfers)
@@ -139,17 +140,26 @@ class Engine:
             self._run.finish(op)
 
     def loss(
-        self, logits: Logits, states: torch.Tensor, labels: torch.Tensor, normaliser: float | None
+        self,
+        logits: Logits,
+        states: torch.Tensor,
+        labels: torch.Tensor,
+        normaliser: float | None,
+        row_loss: RowLoss | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss of the step's next micro-batch and its gradient for ``states`` (B, T, H).
 
         ``normaliser`` is the number of supervised tokens of the whole step; by default those of this micro-batch.
+        ``row_loss`` makes the loss of the rows' log-probabilities instead.
         """
         with self._ticking():
             op = self._run.advance("loss", self.head)
             rows, targets = supervised(labels)
             flat, count = states.reshape(-1, states.shape[-1]), normaliser or max(1, len(targets))
-            total, gradient = self._compute.loss(op, logits, flat, rows, targets, count)
+            if row_loss is None:
+                total, gradient = self._compute.loss(op, logits, flat, rows, targets, count)
+            else:
+                total, gradient = self._compute.row_loss(op, logits, flat, rows, targets, labels.shape, row_loss)
             self._run.finish(op)
         return total, gradient.view_as(states)
 
@@ -163,11 +173,19 @@ class Engine:
         return state_gradient
 
     def infer_loss(
-        self, logits: Logits, states: torch.Tensor, labels: torch.Tensor, normaliser: float | None
+        self,
+        logits: Logits,
+        states: torch.Tensor,
+        labels: torch.Tensor,
+        normaliser: float | None,
+        row_loss: RowLoss | None = None,
     ) -> torch.Tensor:
         """The loss without gradients."""
         rows, targets = supervised(labels)
         flat = states.reshape(-1, states.shape[-1])
+        if row_loss is not None:
+            sums = self.infer(self.head, row_log_probabilities, (logits, flat, rows, targets, labels.shape), {})
+            return row_loss(sums)
         total = self.infer(self.head, loss_only, (logits, flat, rows, targets), {})
         return total / (normaliser or max(1, len(targets)))  # type: ignore[no-any-return]
 
@@ -242,6 +260,20 @@ class Engine:
         """Return when every update has been applied."""
         for event in self._steps.updates.values():
             event.wait()
+
+    def last_update(self, unit: int) -> Event:
+        """The end of the unit's last update; one that has ended when there was none."""
+        ops = self._steps.whole.ops if self._steps.whole is not None else ()
+        ids = (op.id for op in ops if op.kind == "update" and op.unit == unit)
+        return self._steps.updates.get(next(ids, ""), Event.ended())
+
+    def before_update(self, wait: Callable[[str, int], None]) -> None:
+        """Have every update call ``wait`` with unit and step before it begins, on the stream that runs it."""
+        self._transfers.before_update = wait
+
+    def weights_owner(self, unit: int) -> int:
+        """The unit whose weights this one uses."""
+        return self._owner[unit]
 
     def wait_for_gradients(self) -> None:
         """Return when every gradient of the step has arrived on the host."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..head_loss import Logits
+from ..head_loss import Logits, RowLoss
 from ..replay import Call
 from .engine import Engine
 
@@ -61,10 +61,16 @@ class StreamedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, engine: Engine, logits: Logits, states: torch.Tensor, labels: torch.Tensor, normaliser: float | None
+        ctx: Any,
+        engine: Engine,
+        logits: Logits,
+        states: torch.Tensor,
+        labels: torch.Tensor,
+        normaliser: float | None,
+        row_loss: RowLoss | None,
     ) -> torch.Tensor:
         ctx.engine = engine
-        loss, ctx.state_gradient = engine.loss(logits, states, labels, normaliser)
+        loss, ctx.state_gradient = engine.loss(logits, states, labels, normaliser, row_loss)
         ctx.turn = engine.turn
         return loss
 
@@ -73,7 +79,7 @@ class StreamedLoss(torch.autograd.Function):
         _at_the_end(ctx.engine.end_backward)
         state_gradient = ctx.engine.loss_backward(ctx.turn, ctx.state_gradient, gradients[0])
         ctx.state_gradient = None
-        return None, None, state_gradient, None, None
+        return None, None, state_gradient, None, None, None
 
 
 def _at_the_end(work: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from ..effects import Outcome, Places, apply, unit_call
 from ..errors import ProgramError
-from ..head_loss import Logits, forward_in_chunks
+from ..head_loss import Logits, RowLoss, forward_in_chunks, log_probabilities_of_rows
 from ..replay import Autocast, Call
 from ..structure import LOOSE
 from .engine import Engine
@@ -39,7 +39,7 @@ class StandIns:
         self._loose_parameters = loose
         self._loose: dict[str, torch.Tensor] = {}
         self._depth = 0  # inside a unit: its own code runs
-        self._training = self._in_chunks = self._entered = False
+        self._training = self._in_chunks = self._entered = self._aside = False
         self._model_forward = model.forward
         self._learning = _learning(model)
         self._logits = Logits(model, self._run_head, engine.facts.vocabulary)
@@ -114,21 +114,44 @@ class StandIns:
         with self._inside():
             return self._model_forward(**kwargs)
 
+    @contextmanager
+    def stepped_aside(self) -> Iterator[None]:
+        """While entered, the model's own code runs, on whatever weights the units are bound to."""
+        self._aside = self._entered = True
+        try:
+            with self._inside():
+                yield
+        finally:
+            self._aside = self._entered = False
+
     def _forward(
-        self, *args: Any, labels: torch.Tensor | None = None, num_items_in_batch: Any = None, **kwargs: Any
+        self,
+        *args: Any,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: Any = None,
+        row_loss: RowLoss | None = None,
+        **kwargs: Any,
     ) -> Any:
-        """The model's forward; with ``labels``, and where the model allows it, the loss in chunks and no logits."""
+        """The model's forward; with ``labels``, and where the model allows it, the loss in chunks and no logits.
+
+        ``row_loss`` makes the loss of the log-probabilities of each row's labels, instead of their mean.
+        """
+        if self._aside:
+            return self._model_forward(*args, **kwargs)
         if labels is not None:
             kwargs["use_cache"] = False
         with self._entry(args, kwargs) as (args, kwargs):
             if labels is None:
                 return self._model_forward(*args, **kwargs)
+            if self.engine.facts.loss == "whole" and row_loss is not None:
+                logits = self._model_forward(*args, **kwargs).logits
+                return CausalLMOutput(loss=row_loss(log_probabilities_of_rows(logits, labels.to(self._device))))
             if self.engine.facts.loss == "whole":
                 if num_items_in_batch is not None:
                     kwargs["num_items_in_batch"] = num_items_in_batch
                 return self._model_forward(*args, labels=labels.to(self._device), **kwargs)
             kwargs.pop("logits_to_keep", None)
-            return self._forward_in_chunks(args, kwargs, labels.to(self._device), num_items_in_batch)
+            return self._forward_in_chunks(args, kwargs, labels.to(self._device), num_items_in_batch, row_loss)
 
     def _whole_forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)  # trainers look at its parameters
@@ -206,15 +229,22 @@ class StandIns:
         return _HeadToRead(**read)
 
     def _forward_in_chunks(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], labels: torch.Tensor, items: Any
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        labels: torch.Tensor,
+        items: Any,
+        row_loss: RowLoss | None,
     ) -> CausalLMOutput:
         normaliser = None if items is None else float(items)
 
         def loss(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             if torch.is_grad_enabled():
-                streamed: torch.Tensor = StreamedLoss.apply(self.engine, self._logits, states, labels, normaliser)
+                streamed: torch.Tensor = StreamedLoss.apply(
+                    self.engine, self._logits, states, labels, normaliser, row_loss
+                )
                 return streamed
-            return self.engine.infer_loss(self._logits, states, labels, normaliser)
+            return self.engine.infer_loss(self._logits, states, labels, normaliser, row_loss)
 
         self._in_chunks = True
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from ..model_facts import ModelFacts
 from ..policy import Policy
 from ..structure import LOOSE, own_parameters, path_of
 from ..timeline import Timeline
-from .devices import Device, Emulated, open_device
+from .devices import Device, Emulated, Event, open_device
 from .engine import Engine
 from .kernels import apply_liger, compile_layers
 from .model_state import ModelState
 from .patches import Patches, inner_model, patch_methods
 from .standins import StandIns
-from .stores import HostUnit, Optimizer
+from .stores import HostUnit, Optimizer, UnitOptimizer
 from .stores.nvme import NvmeFile
 from .trainers import TrainerOptimizer
 from .transfers import PendingUpdate
@@ -231,9 +231,57 @@ class Streamed:
     def unit_states(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
         """Master weights and optimizer state of what learns, unit by unit, for a checkpoint."""
         self.flush()
+        for _, unit in self._learning_units():
+            yield unit.name, unit.weights.state()
+
+    def unit_weights(self) -> list[tuple[str, UnitOptimizer, Event]]:
+        """Name, weights and the end of the last update of every unit that `unit_states` has; waits for nothing."""
+        return [(unit.name, unit.weights, self._engine.last_update(index)) for index, unit in self._learning_units()]
+
+    def before_update(self, wait: Callable[[str, int], None]) -> None:
+        """Have every update call ``wait`` with its unit's name and its step before it begins."""
+        self._engine.before_update(wait)
+
+    def named_weights(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+        """Unit by unit, the weights by full parameter name: views, in the compute dtype, with every update applied."""
+        self.flush()
         for unit, facts in zip(self._engine.units, self.facts.units, strict=True):
-            if facts.gradient_bytes and not facts.shares_weights_with:
-                yield unit.name, unit.weights.state()
+            if not facts.shares_weights_with:
+                yield unit.name, unit.named(unit.weights.streamed)
+
+    def layouts(self) -> dict[str, list[tuple[str, list[int], int]]]:
+        """For each unit that `unit_states` has: full name, shape and offset of every parameter in its flat weights."""
+        return {
+            unit.name: [
+                (f"{unit.path}.{s.name}" if unit.path else s.name, list(s.shape), s.offset)
+                for s in unit.layout.segments
+            ]
+            for _, unit in self._learning_units()
+        }
+
+    def rest(self) -> dict[str, torch.Tensor]:
+        """What no unit holds, by full name: persistent buffers, and parameters that no text reaches."""
+        inner = self._standins.model
+        buffers = {
+            f"{path}.{name}" if path else name: buffer.detach()
+            for path, module in inner.named_modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        }
+        return buffers | {name: parameter.detach() for name, parameter in self._standins.idle.items()}
+
+    def load_rest(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Take up what `rest` gave."""
+        for name, tensor in self.rest().items():
+            tensor.copy_(saved[name])
+
+    def abandon(self) -> None:
+        """Give up a step that is under way: weights stay as they were after the last `step`."""
+        self._engine.abandon()
+
+    def _learning_units(self) -> list[tuple[int, HostUnit]]:
+        pairs = zip(self._engine.units, self.facts.units, strict=True)
+        return [(i, u) for i, (u, f) in enumerate(pairs) if f.gradient_bytes and not f.shares_weights_with]
 
     def load_unit_state(self, name: str, state: Mapping[str, torch.Tensor]) -> None:
         """Take up one unit's saved state."""

@@ -71,6 +71,8 @@ class Transfers:
         self._units, self._owner, self._weights = units, owner, weights
         self._device, self._optimizer = device, optimizer
         self._staging: list[torch.Tensor] = []
+        self.before_update: Callable[[str, int], None] = lambda unit, step: None
+        """Called before each update, with its unit and step, on the stream that runs it."""
         self.begin()
 
     def begin(self) -> None:
@@ -117,6 +119,7 @@ class Transfers:
         gradient = unit.gradient
 
         def work() -> None:
+            self.before_update(unit.name, update.step)
             unit.weights.update(gradient, step=update.step, scale=update.scale, lr=update.lr)
 
         return self.parking.update(op.unit, work)

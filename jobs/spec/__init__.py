@@ -3,6 +3,7 @@
 from .load import load_spec
 from .sections import (
     Data,
+    Dpo,
     Evaluate,
     JobSpec,
     Model,
@@ -19,6 +20,7 @@ from .sections import (
 
 __all__ = [
     "Data",
+    "Dpo",
     "Evaluate",
     "JobSpec",
     "Model",

@@ -39,7 +39,9 @@ class Source(Section):
 
     path: Text
     """JSON array, JSON lines (either may be gzipped) or parquet file, a folder of them, or hf:// and a hub id."""
-    format: Literal["auto", "alpaca", "question/answer", "query/response", "sharegpt", "messages", "text"] = "auto"
+    format: Literal[
+        "auto", "alpaca", "question/answer", "query/response", "sharegpt", "messages", "text", "preference"
+    ] = "auto"
     """Keys of a row; auto tells it from the first row that fits a known format."""
     name: Text | None = None
     """Entry of the dataset_info.json that path is or holds; for a hub id, its configuration."""
@@ -121,15 +123,27 @@ class Data(Section):
         return self
 
 
+class Dpo(Section):
+    """Direct preference optimization (Rafailov et al. 2023)."""
+
+    beta: Annotated[float, Field(gt=0, le=10)] = 0.1
+    """How closely the model is held to the one that it was at the start; smaller lets it go further."""
+
+
 class Train(Section):
     """The loop."""
 
+    objective: Literal["sft", "dpo"] = "sft"
+    """What is learned: sft the answers of the rows, dpo to prefer each pair's chosen answer to its rejected one."""
+    dpo: Dpo = Dpo()
+    """Settings of the objective dpo."""
     epochs: Count = 1
     """Times that every training row is used."""
     max_steps: Count | None = None
     """Optimizer steps after which training ends, even within an epoch."""
     batch: AutoCount = "auto"
-    """Rows of one optimizer step; auto searches the size with the highest throughput."""
+    """Sequences of one optimizer step, a preference pair being two; auto searches the size with the highest
+    throughput."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-5
     """Highest learning rate."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
@@ -238,6 +252,12 @@ class Evaluate(Section):
     """Longest generated answer."""
     batch: Count = 64
     """Rows generated for at once."""
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """0 writes the likeliest token each time; above it, tokens are drawn, 1 being the model's own probabilities."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draws only from the likeliest tokens that together have this probability."""
+    seed: int = 0
+    """Seed of what is drawn."""
 
 
 class Resources(Section):

@@ -96,8 +96,7 @@ class MLflowTracker:
         if self._finishing.is_set():
             return
         with self._forwarder.lock:
-            self._forwarder.record.status = status
-            self._forwarder.record.save()
+            self._forwarder.record.end(status)
         self._finishing.set()
         self._wake.set()
         self._thread.join(self._finish_timeout_s)
@@ -131,6 +130,19 @@ class MLflowTracker:
             self._give_up.wait(_LAST_PAUSE_S)
         else:
             self._finishing.wait(outage_s)
+
+
+def end_lost_run(run_dir: str | os.PathLike[str]) -> bool:
+    """Forward, as FAILED, a run whose last process never said how it ended; whether it is such a run.
+
+    Nobody may be training in ``run_dir``. Raises LazytrainError when MLflow does not answer.
+    """
+    path = Path(run_dir) / RECORD_FILE
+    if not path.exists() or (record := RunRecord.load(path)).ended:
+        return False
+    record.end("FAILED")
+    sync_run(run_dir)
+    return True
 
 
 def sync_run(run_dir: str | os.PathLike[str]) -> None:

@@ -14,6 +14,8 @@ from ..errors import InputError
 
 JOB_ID = "lazytrain.job_id"
 RECORD_FILE = "mlflow_run.json"
+LOST = "lazytrain.lost_attempt"
+"""Tag, with a number behind it, of an attempt that was killed."""
 _JOB_ID = re.compile(r"[\w.:-]{1,200}")
 
 
@@ -40,6 +42,8 @@ class RunRecord:
     """Files still to be sent; relative to the run directory where they lie in it."""
     status: str | None = None
     """How this attempt ended, until MLflow has been told."""
+    ended: bool = False
+    """Whether this attempt said how it ended; one that was killed never does."""
 
     @classmethod
     def load(cls, path: Path) -> RunRecord:
@@ -57,15 +61,22 @@ class RunRecord:
         if record is None or (record.uri, record.experiment) != (uri, experiment):
             record = cls(path, uri, experiment, run_name, job_id=uuid.uuid4().hex)
         else:
+            lost = {} if record.ended else {f"{LOST}{record.attempt}": "its process ended without a word"}
+            tags = {**lost, **tags}
             record.attempt += 1
         record.job_id = tags.get(JOB_ID, record.job_id)
         if not _JOB_ID.fullmatch(record.job_id):
             raise InputError(f"job id {record.job_id!r} is not usable", hint="use letters, digits and . _ : -")
         record.params = flat(params)
         record.tags = {name: str(value) for name, value in tags.items()}
-        record.status = None
+        record.status, record.ended = None, False
         record.save()
         return record
+
+    def end(self, status: str) -> None:
+        """This attempt has ended; MLflow is to be told."""
+        self.status, self.ended = status, True
+        self.save()
 
     def save(self) -> None:
         """Replace the file at once: a reader sees the old record or the new one."""

@@ -17,7 +17,7 @@ from rich.markup import escape
 from ...jobs.errors import LazytrainError
 from ..logs import quiet_libraries, write_trace
 from ..settings import Settings
-from . import data, demo, doctor, plan, profile, simulate, train, tune
+from . import data, demo, doctor, evaluate, export, generate, plan, profile, simulate, train, tune
 
 app = typer.Typer(
     name="lazytrain",
@@ -33,6 +33,9 @@ for _name, _module in {
     "plan": plan,
     "simulate": simulate,
     "train": train,
+    "evaluate": evaluate,
+    "generate": generate,
+    "export": export,
     "tune": tune,
     "profile": profile,
     "doctor": doctor,

@@ -86,3 +86,9 @@ class Job:
             answer: Plan = plan_batch(batch)[1]
             return answer
         return predicted_batch(lambda rows: plan_batch(rows)[1], low=1, high=self.largest_batch)
+
+
+def open_device_of(text: str) -> str | Emulated:
+    """The device that ``--device`` names, as the executor takes it."""
+    kind, base = device_kind(text)
+    return kind if base is None else emulated(base)

@@ -52,7 +52,7 @@ def command(
 def _train(
     spec: JobSpec, given: Policy | None, device: str, bars: Bars, stop: Callable[[], bool]
 ) -> tuple[Result, Policy]:
-    from ...jobs.train import train
+    from ...jobs.train import shown, train
     from ..planning import feasible_policy
     from .job import Job
 
@@ -68,7 +68,7 @@ def _train(
     def on_progress(record: Mapping[str, float]) -> None:
         bars.set_total(record["total_steps"])
         if "loss" in record:
-            bars.advance(record["step"], f"loss {record['loss']:.3f}")
+            bars.advance(record["step"], shown(record))
         if "exact_match" in record:
             bars.say(f"held-out exact match at step {record['step']:.0f}: {record['exact_match']:.1%}")
 
@@ -87,16 +87,21 @@ def _earlier_policy(spec: JobSpec) -> Policy | None:
 def _draw(console: Console, result: Result, policy: Policy) -> None:
     table = Table(title=f"{result.status} after {result.steps} steps", show_header=False)
     table.add_row("policy", homes_line(policy))
-    table.add_row("loss", f"{result.loss:.4f}")
+    if result.loss is not None:
+        table.add_row("loss", f"{result.loss:.4f}")
     if result.exact_match is not None:
         before = f"{result.exact_match_before:.1%} -> " if result.exact_match_before is not None else ""
         table.add_row("held-out exact match", f"{before}{result.exact_match:.1%}")
+    if result.best_step is not None:
+        table.add_row("best evaluation loss", f"{result.best_eval_loss:.4f} at step {result.best_step}")
     predicted = f", predicted {seconds(result.predicted_step_s)}" if result.predicted_step_s else ""
     table.add_row("step", f"{seconds(result.step_s)}{predicted}")
     table.add_row("tokens/s", f"{result.tokens_per_s:,.0f}")
     table.add_row("peak device memory", format_bytes(result.peak_gpu_bytes))
     table.add_row("host memory", format_bytes(result.host_bytes))
     console.print(table)
+    for note in result.notes:
+        console.print(note)
     console.print(f"everything is in {result.run_dir}", soft_wrap=True)
     if result.status == "stopped":
         console.print("run the same command again to go on")

@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from lazytrain.jobs.errors import InputError
-from lazytrain.jobs.generate import generate
+from lazytrain.jobs.generate import Sampling, generate
+from lazytrain.jobs.generate.sampling import nucleus
 
 POSITIONS = 48
 PROMPTS = ["a", "how many are there in all", "one two", "x y z one two three"]
@@ -64,8 +65,8 @@ def alone(model: Any, tokenizer: Any, prompt: str, new_tokens: int) -> tuple[str
         with torch.no_grad():
             new.append(int(model(torch.tensor([ids + new])).logits[0, -1].argmax()))
         if new[-1] == tokenizer.eos_token_id:
-            return tokenizer.decode(new[:-1]), True
-    return tokenizer.decode(new), False
+            return tokenizer.decode(new[:-1], skip_special_tokens=True), True
+    return tokenizer.decode(new, skip_special_tokens=True), False
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
@@ -109,3 +110,64 @@ def test_nothing_to_do(model: Any, tokenizer: Any) -> None:
     assert generate(model, tokenizer, [], max_new_tokens=16, batch=4) == []
     with pytest.raises(InputError, match="prompt 0 has no tokens"):
         generate(model, tokenizer, [""], max_new_tokens=16, batch=4)
+
+
+def test_rows_that_finished_make_room_for_others(model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve rows, four at once: every pass over the model has four rows while there are that many left."""
+    prompts = [f"{letter} {word}" for letter in "abcdef" for word in ("one", "how many")]
+    expected = [alone(model, tokenizer, prompt, 20)[0] for prompt in prompts]
+    rounds: list[int] = []
+    original = model.generate
+
+    def spy(**arguments: Any) -> Any:
+        rounds.append(len(arguments["input_ids"]))
+        return original(**arguments)
+
+    monkeypatch.setattr(model, "generate", spy)
+    assert generate(model, tokenizer, prompts, max_new_tokens=20, batch=4) == expected
+    assert len(rounds) > 2 and set(rounds[:-2]) == {4}, rounds
+
+
+def test_limits_near_the_end_of_the_positions(model: Any, tokenizer: Any) -> None:
+    """A row with three positions left beside rows with many: it stops there, they go on."""
+    prompts = ["x" * (POSITIONS - 3), "a", "one two"]
+    expected = [alone(model, tokenizer, prompt, 3 if i == 0 else 16)[0] for i, prompt in enumerate(prompts)]
+    assert generate(model, tokenizer, prompts, max_new_tokens=16, batch=3) == expected
+
+
+def test_draws_depend_on_seed_and_row_and_not_on_the_batch(model: Any, tokenizer: Any) -> None:
+    warm = Sampling(temperature=1.5, top_p=0.9, seed=3)
+    drawn = [generate(model, tokenizer, PROMPTS, max_new_tokens=16, batch=b, sampling=warm) for b in (1, 2, 4)]
+    assert drawn[0] == drawn[1] == drawn[2]
+    greedy = generate(model, tokenizer, PROMPTS, max_new_tokens=16, batch=4)
+    assert drawn[0] != greedy
+    other = Sampling(temperature=1.5, top_p=0.9, seed=4)
+    assert generate(model, tokenizer, PROMPTS, max_new_tokens=16, batch=4, sampling=other) != drawn[0]
+    cold = Sampling(temperature=1e-5)
+    assert generate(model, tokenizer, PROMPTS, max_new_tokens=16, batch=4, sampling=cold) == greedy
+
+
+def test_draws_follow_the_distribution() -> None:
+    """2,000 draws of the first token from known probabilities, each within four standard errors."""
+    from lazytrain.jobs.generate.sampling import Draw
+
+    probabilities = torch.tensor([0.5, 0.25, 0.15, 0.1])
+    rows = 2000
+    draw = Draw(Sampling(seed=1), range(rows), [0] * rows, width=1)
+    ids = draw(torch.zeros(rows, 1, dtype=torch.int64), probabilities.log().expand(rows, -1)).argmax(-1)
+    shares = torch.bincount(ids, minlength=4) / rows
+    assert ((shares - probabilities).abs() < 4 * (probabilities * (1 - probabilities) / rows).sqrt()).all()
+
+
+def test_the_nucleus_is_the_smallest_set_with_that_probability() -> None:
+    scores = torch.tensor([[0.1, 0.5, 0.15, 0.25]]).log()
+    for top_p, kept in ((0.4, [1]), (0.5, [1]), (0.6, [1, 3]), (0.76, [1, 2, 3]), (1.0, [0, 1, 2, 3])):
+        assert nucleus(scores, top_p)[0].isfinite().nonzero()[:, 0].tolist() == kept
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"temperature": float("nan")}]
+)
+def test_settings_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        Sampling(**wrong)

@@ -115,6 +115,20 @@ def test_keeps_the_last_ones_and_always_the_new_one(tmp_path: Path) -> None:
     assert left_over(tmp_path) == []
 
 
+def test_the_best_one_is_kept_until_there_is_a_better_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    for step, score in ((1, 0.5), (2, 0.3), (3, None), (4, 0.3), (5, 0.7)):
+        store.save(step, units(step), {}, score=score)
+    assert [(c.step, c.score) for c in store.all()] == [(2, 0.3), (5, 0.7)]
+    store.save(6, units(6), {}, score=0.2)
+    store.save(7, units(7), {})
+    assert [c.step for c in store.all()] == [6, 7]
+    (store.all()[0].path / "manifest.json").write_text("{}")  # damaged: not the best of anything, no harm to a save
+    store.save(8, units(8), {})
+    assert [c.step for c in store.all()] == [8]
+    assert store.best() is None
+
+
 def test_old_ones_are_removed_only_after_the_new_one_is_complete(tmp_path: Path) -> None:
     seen: dict[str, list[int]] = {}
     store = CheckpointStore(tmp_path, keep=1, on_point=lambda name: seen.update({name: steps(tmp_path)}))

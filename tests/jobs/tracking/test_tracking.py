@@ -1,11 +1,13 @@
 """MLflow gets everything once, whatever dies or is down; training never waits for it."""
 
+import contextlib
 import hashlib
 import importlib
 import json
 import math
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from lazytrain.jobs.tracking import (
     NullTracker,
     Tracker,
     create_database,
+    end_lost_run,
     read_metrics,
     sync_run,
 )
@@ -409,6 +412,45 @@ def test_what_an_outage_left_is_sent_later_with_the_true_status(
     assert [item.path for item in client(uri).list_artifacts(run.info.run_id)] == ["policy.json"]
     sync_run(tmp_path / "run")
     assert history(uri, "loss") == [(1, 1.0)]
+
+
+def test_a_database_that_is_locked_away_costs_training_nothing(
+    uri: str, open_tracker: Callable[..., MLflowTracker]
+) -> None:
+    """A real outage: another process holds the file, so that writes wait or fail; then it lets go."""
+    tracker = open_tracker(interval_s=0.01, finish_timeout_s=60)
+    for step in range(1, 51):
+        tracker.log(step, {"loss": float(step)})
+    with contextlib.closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as thief:
+        thief.execute("BEGIN EXCLUSIVE")
+        started = time.monotonic()
+        for step in range(51, 1001):
+            tracker.log(step, {"loss": float(step)})
+        assert time.monotonic() - started < 2
+        thief.rollback()
+    for step in range(1001, 1051):
+        tracker.log(step, {"loss": float(step)})
+    tracker.finish("FINISHED")
+    assert history(uri, "loss") == [(step, float(step)) for step in range(1, 1051)]
+    assert only_run(uri).info.status == "FINISHED"
+
+
+def test_a_run_that_was_killed_is_known_to_have_failed(uri: str, tmp_path: Path) -> None:
+    log = MetricLog(tmp_path / "metrics.jsonl")
+    log.append(1, {"loss": 1.0})
+    forwarder(uri, tmp_path).send()  # and then its process is gone
+    assert only_run(uri).info.status == "RUNNING"
+    assert end_lost_run(tmp_path)
+    assert only_run(uri).info.status == "FAILED"
+    assert only_run(uri).info.end_time
+    assert not end_lost_run(tmp_path), "that is said once"
+    assert not end_lost_run(tmp_path / "nothing")
+    again = forwarder(uri, tmp_path)
+    again.send()
+    assert only_run(uri).info.status == "RUNNING"
+    forwarder(uri, tmp_path).send()  # killed again, and started again at once
+    assert only_run(uri).data.tags["lazytrain.lost_attempt2"] == "its process ended without a word"
+    assert "lazytrain.lost_attempt1" not in only_run(uri).data.tags
 
 
 def test_large_backlog_goes_in_requests_that_mlflow_accepts(uri: str, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_stopped_run_can_go_on(
 
     monkeypatch.setattr(command, "_train", interrupted)
     stopped = trained([str(tiny_job), *SHORT, "--device", "cpu"], capsys, code=130)
-    assert (stopped["status"], stopped["steps"]) == ("stopped", 1)
+    assert (stopped["status"], stopped["steps"], stopped["loss"]) == ("stopped", 0, None)
     monkeypatch.setattr(command, "_train", original)
     done = trained([str(tiny_job), *SHORT, "--device", "cpu"], capsys)
     assert (done["status"], done["steps"]) == ("done", 2)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from lazytrain.jobs.checkpoint import CheckpointStore
 from lazytrain.jobs.errors import CheckpointError, DataError, InputError, ModelError
@@ -24,40 +18,7 @@ from lazytrain.jobs.spec import load_spec
 from lazytrain.jobs.tracking import read_metrics
 from lazytrain.jobs.train import train
 
-WORDS = ["<pad>", "<end>", *"0123456789", "add", "and", "The", "answer", "is", ":", "####"]
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-
-
-def write_model(folder: Path, vocabulary: int = len(WORDS)) -> None:
-    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
-    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(True)])
-    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>", pad_token="<pad>").save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=64, tie_word_embeddings=True,
-        bos_token_id=None, eos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    """A job file for sums of digits, with the model and the rows it names."""
-    write_model(tmp_path / "model")
-    rows = [{"query": f"add {a} and {b}", "response": f"The answer is : {a + b}"} for a in range(10) for b in range(10)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "job.yaml").write_text(
-        textwrap.dedent("""\
-        name: tiny
-        model: {path: model, dtype: float32}
-        data: {train: [{path: rows.jsonl}], split: {train: 0.8, eval: 0.2, seed: 1}, max_length: 32}
-        train: {epochs: 2, batch: 8, learning_rate: 3e-3, seed: 3}
-        evaluate: {answer: "The answer is :", max_new_tokens: 8, every: 0.5}
-        output: {dir: run, save_every: 4}
-        """)
-    )
-    return tmp_path / "job.yaml"
+SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 
 
 def weights(job: Path) -> dict[str, torch.Tensor]:
@@ -110,34 +71,6 @@ def test_stopping_saves_and_the_next_run_goes_on_to_the_same_weights(job):
     whole = AutoModelForCausalLM.from_pretrained(job.parent / "whole" / "model").state_dict()
     assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(job).items())
     assert [m["step"] for m in read_metrics(job.parent / "run" / "metrics.jsonl") if "loss" in m] == list(range(1, 21))
-
-
-SCRIPT = """
-import sys, torch
-torch.set_num_threads(1)
-from lazytrain.jobs.spec import load_spec
-from lazytrain.jobs.train import train
-print("step", flush=True)
-train(load_spec(sys.argv[1]), device="cpu", progress=lambda m: print("step", int(m["step"]), flush=True))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [5, 13])
-def test_kill_9_loses_nothing_but_the_steps_since_the_last_checkpoint(job, step):
-    train(load_spec(job, ["output.dir=whole"]), device="cpu")
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(job)], stdout=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if line.split() == ["step", str(step)]:
-            os.kill(process.pid, signal.SIGKILL)
-            break
-    assert process.wait() == -signal.SIGKILL
-    seen = []
-    result = train(load_spec(job), device="cpu", progress=seen.append)
-    assert result.steps == 20
-    assert step // 4 * 4 < min(m["step"] for m in seen) <= step + 1
-    whole = AutoModelForCausalLM.from_pretrained(job.parent / "whole" / "model").state_dict()
-    assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(job).items())
 
 
 def test_a_resume_without_the_optimizer_state_would_be_noticed(job):
@@ -225,8 +158,8 @@ def test_weights_that_do_not_fit_the_configuration_are_named(job, problem):
         train(load_spec(job), device="cpu")
 
 
-def test_a_tokenizer_larger_than_the_embedding_is_refused(job):
-    write_model(job.parent / "model", vocabulary=len(WORDS) - 2)
+def test_a_tokenizer_larger_than_the_embedding_is_refused(job, rewrite_model):
+    rewrite_model(job.parent / "model", vocabulary=17)
     with pytest.raises(ModelError, match="19 tokens"):
         train(load_spec(job), device="cpu")
 
@@ -273,7 +206,7 @@ def test_packing_changes_the_sequences_and_not_what_is_learned(job):
 
 
 def test_packing_is_refused_where_rows_would_see_each_other(job, monkeypatch):
-    monkeypatch.setattr("lazytrain.jobs.train.packing_problem", lambda _: "a running state")
+    monkeypatch.setattr("lazytrain.jobs.train.setup.packing_problem", lambda _: "a running state")
     with pytest.raises(InputError, match="cannot be packed: a running state"):
         train(load_spec(job, ["data.packing=required"]), device="cpu")
     assert train(load_spec(job, ["train.max_steps=1", "data.split={train: 1.0}"]), device="cpu").status == "done"
@@ -292,7 +225,7 @@ def test_training_ends_when_it_stops_learning(job):
 
 def test_a_time_limit_stops_the_run_and_more_time_ends_it(job, monkeypatch):
     clock = iter(range(0, 100_000, 10))
-    monkeypatch.setattr("lazytrain.jobs.train.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("lazytrain.jobs.train.loop.time.monotonic", lambda: float(next(clock)))
     limited = load_spec(job, ["queue.max_duration=100s"])
     stopped = train(limited, device="cpu")
     assert stopped.status == "stopped" and 0 < stopped.steps < 20

@@ -1,0 +1,144 @@
+"""`train`: one job from its directory's claim to its result record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from ..checkpoint import export_weights
+from ..executor import Emulated, stream
+from ..model import describe_model
+from ..policy import Policy
+from ..run_directory import RunDirectory, save_record
+from ..spec import JobSpec
+from ..tracking import LocalTracker, Tracker
+from .loop import Loop, Progress
+from .result import Result
+from .saving import Saver, check_complete
+from .setup import OnPoint, Setup, set_up
+from .stopping import StopRequested, watching
+
+
+def train(
+    spec: JobSpec,
+    *,
+    policy: Policy | None = None,
+    device: str | Emulated = "auto",
+    run_dir: str | Path | None = None,
+    tracker: Tracker | None = None,
+    stop: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
+    on_point: OnPoint = lambda _: None,
+) -> Result:
+    """Run the job to its end, or from its last checkpoint on.
+
+    Without a ``policy`` every boundary waits on the host. ``stop`` is asked at every layer and after every step;
+    ``progress`` gets every report that goes to the tracker. ``on_point`` is called with a name wherever a process may
+    be killed in a test: ``claimed``, ``loaded``, ``prepared``, ``resumed``, ``forward``, ``backward``, ``step``,
+    ``stepped``, ``evaluating``, ``saving``, those of `CheckpointStore`, ``exporting``, ``exported``, ``result``.
+
+    Raises the typed errors of `errors`; InputError and its kin before the first step.
+    """
+    directory = RunDirectory(Path(run_dir or spec.output.dir))
+    with directory.claimed(spec):
+        on_point("claimed")
+        tracker = tracker or LocalTracker(directory.path)
+        try:
+            setup = set_up(spec, policy, directory, on_point)
+            for path in (directory.spec, directory.policy):
+                tracker.artifact(path)
+            result = _run(setup, device, tracker, stop or (lambda: False), progress or (lambda _: None), on_point)
+        except KeyboardInterrupt:
+            tracker.finish("KILLED")
+            raise
+        except BaseException:
+            tracker.finish("FAILED")
+            raise
+        tracker.finish("FINISHED" if result.status == "done" else "KILLED")
+    return result
+
+
+def _run(
+    setup: Setup,
+    device: str | Emulated,
+    tracker: Tracker,
+    stop: Callable[[], bool],
+    progress: Progress,
+    on_point: OnPoint,
+) -> Result:
+    with stream(
+        setup.model,
+        setup.policy,
+        device=device,
+        optimizer=setup.optimizer(),
+        facts=setup.facts,
+        nvme_directory=setup.spec.plan.nvme,
+    ) as streamed:
+        check_complete(streamed)
+        saver = Saver(setup.store, streamed)
+        try:
+            loop = Loop(setup, streamed, saver, tracker, stop, progress, on_point)
+            with watching(streamed, stop):
+                return _trained(loop, tracker, on_point)
+        finally:
+            saver.close()
+
+
+def _trained(loop: Loop, tracker: Tracker, on_point: OnPoint) -> Result:
+    try:
+        loop.run()
+        after = _exact_match(loop)
+    except StopRequested:
+        loop.streamed.abandon()
+        loop.save()
+        loop.saver.wait()
+        return _result(loop, "stopped", None)
+    _export(loop, on_point)
+    result = _result(loop, "done", after)
+    directory = loop.setup.directory
+    save_record(directory.result, result)
+    tracker.artifact(directory.result)
+    on_point("result")
+    return result
+
+
+def _exact_match(loop: Loop) -> float | None:
+    if not loop.evaluation.generates:
+        return None
+    rate = loop.evaluation.exact_match(loop.setup.directory.verdicts).rate
+    loop.report({"exact_match": rate})
+    return rate
+
+
+def _export(loop: Loop, on_point: OnPoint) -> None:
+    """The trained model as a plain Hugging Face folder."""
+    on_point("exporting")
+    setup, streamed = loop.setup, loop.streamed
+    with export_weights(setup.directory.model) as writer:
+        describe_model(setup.model, setup.tokenizer, writer.folder)
+        for _, weights in streamed.named_weights():
+            writer.add(setup.model, weights)
+        writer.add(setup.model, streamed.rest())
+    on_point("exported")
+
+
+def _result(loop: Loop, status: str, after: float | None) -> Result:
+    best = loop.state.best
+    predicted = loop.setup.policy.predicted
+    return Result(
+        status=status,
+        steps=loop.step,
+        loss=loop.state.loss if math.isfinite(loop.state.loss) else None,
+        exact_match_before=loop.state.exact_match_before,
+        exact_match=after,
+        tokens_per_s=loop.pace.tokens_per_s,
+        step_s=loop.pace.step_s,
+        predicted_step_s=predicted.step_s if predicted else None,
+        peak_gpu_bytes=loop.streamed.device.peak_bytes,
+        host_bytes=sum(loop.streamed.host_bytes().values()),
+        run_dir=str(loop.setup.directory.path),
+        best_step=best[0] if best else None,
+        best_eval_loss=best[1] if best else None,
+        notes=tuple(loop.setup.notes),
+    )
