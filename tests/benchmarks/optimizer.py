@@ -9,10 +9,10 @@ states, DeepSpeed's CPUAdam bf16 weights and fp32 states (``pip install 'lazytra
 bitsandbytes' AdamW8bit the faster of bf16 and fp32 weights.
 
 ``bandwidth_share`` is 14.06 bytes a parameter (read: gradient 2, weights 4, states 2; written: weights 4, states 2;
-scales 0.06) over our time, over the best of copying, triad and scaling in place on fp32 arrays in large pages, measured
-in turn with the rest. ``clipping_overhead`` is the whole ``step()`` with a limit over that without; the norm is computed
-in both, as a gradient that is not finite must stop the step. ``norm_share`` is what its pass over the gradient takes of
-an update.
+scales 0.06) over our time, over the best of copying, triad and scaling in place on fp32 arrays in large pages,
+measured in turn with the rest. ``clipping_overhead`` is the whole ``step()`` with a limit over that without; the norm
+is computed in both, as a gradient that is not finite must stop the step. ``norm_share`` is what its pass over the
+gradient takes of an update.
 
 Every part says which share of the processors other processes took meanwhile; without ``--quick`` a part is repeated
 until that is under 5 %, at most N times (12), and the quietest is kept. The keys are those of the largest size.
