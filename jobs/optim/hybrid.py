@@ -24,7 +24,7 @@ class HybridAdamW(torch.optim.Optimizer):
     """AdamW whose states take 2.03 bytes a parameter (8-bit m and sqrt(v) in blocks) and whose weights are exact fp32.
 
     Tensors of fewer than ``min_8bit_size`` elements, norms and biases (one dimension) keep fp32 states, and so does
-    what fits one of the ``fp32_states``, patterns of parameter names such as ``*embed_tokens*``; ``state_bits=32`` keeps
+    what fits one of the ``fp32_states``, patterns of parameter names like ``*embed_tokens*``; ``state_bits=32`` keeps
     them for all, and is then ``torch.optim.AdamW``. Embeddings get 8-bit states by default: the error of their updates
     is little above that of other matrices (0.048 against 0.042 and 0.045 in blocks of 256; bitsandbytes' states make
     it 0.067 against 0.043 and 0.072, ``tests/benchmarks/codes.py``).

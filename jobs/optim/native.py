@@ -142,7 +142,10 @@ def _task(buffers: Buffers, by: Step) -> _Task:
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    path = Path(__file__).with_name(f"_kernel{sysconfig.get_config_var('EXT_SUFFIX')}")
+    return _open(Path(__file__).with_name(f"_kernel{sysconfig.get_config_var('EXT_SUFFIX')}"))
+
+
+def _open(path: Path) -> tuple[ctypes.CDLL | None, str]:
     if not path.exists():
         return None, "it was not built: install a C++ compiler (g++ or clang++), then install lazytrain again"
     try:

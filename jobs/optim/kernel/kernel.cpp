@@ -4,8 +4,10 @@
 #include <cstring>
 #include <memory>
 
-#if defined(__x86_64__)
-#define X86 1
+#if !defined(X86) && defined(__x86_64__)
+#define X86 1  // 0 builds what other processors get
+#endif
+#if X86
 #include <immintrin.h>
 #endif
 
