@@ -34,23 +34,38 @@ class JobOptions:
 
 
 def options(
-    work_tokens: float, machines: Mapping[str, HardwareProfile], plan_on: PlanOn, *, startup_s: float = 0.0
+    work_tokens: float,
+    machines: Mapping[str, HardwareProfile],
+    plan_on: PlanOn,
+    *,
+    startup_s: float = 0.0,
+    gpus: Mapping[str, int] | None = None,
 ) -> JobOptions:
     """Ask the planner about every kind of machine.
 
-    ``machines`` maps a kind of GPU to the profile of one GPU with all of its node's host memory. ``plan_on`` may raise
-    what the planner raises, OutOfTime for example: that is not an answer, and passes through.
+    ``machines`` maps a kind of GPU to the profile of one GPU with all of its node's host memory, ``gpus`` to how many
+    GPUs share that memory: a job is planned for an equal part of it, and for more only if it does not fit in that.
+    ``plan_on`` may raise what the planner raises, OutOfTime for example: that is not an answer, and passes through.
     """
     found: list[Option] = []
     limits: dict[str, str] = {}
     for kind, profile in machines.items():
-        facts, answer = plan_on(profile)
+        facts, answer = _planned(profile, plan_on, (gpus or {}).get(kind, 1))
         if answer.policy is None:
             limits[kind] = limit_words(answer)
         else:
             asked = demand(answer.policy, facts, answer.predicted)
             found.append(option(asked, kind=kind, work_tokens=work_tokens, startup_s=startup_s))
     return JobOptions(tuple(found), limits)
+
+
+def _planned(profile: HardwareProfile, plan_on: PlanOn, gpus: int) -> Planned:
+    if gpus > 1:
+        part = profile.model_copy(update={"host_memory_bytes": profile.host_memory_bytes // gpus})
+        facts, answer = plan_on(part)
+        if answer.feasible:
+            return facts, answer
+    return plan_on(profile)
 
 
 def option(asked: Demand, *, kind: str, work_tokens: float, startup_s: float = 0.0) -> Option:

@@ -17,7 +17,7 @@ from rich.markup import escape
 from ...jobs.errors import LazytrainError
 from ..logs import quiet_libraries, write_trace
 from ..settings import Settings
-from . import data, demo, doctor, nodes, plan, profile, queue, service, simulate, train, tune
+from . import convert, data, demo, doctor, nodes, plan, profile, queue, service, simulate, train, tune
 
 app = typer.Typer(
     name="lazytrain",
@@ -36,6 +36,7 @@ for _name, _module in {
     "tune": tune,
     "profile": profile,
     "doctor": doctor,
+    "convert": convert,
 }.items():
     app.command(_name, epilog=_module.EPILOG)(_module.command)
 app.add_typer(data.app, name="data")

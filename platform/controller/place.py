@@ -139,6 +139,7 @@ def _running(desk: Desk, job: Job, plan: Admission, nodes: Mapping[str, Node]) -
         gpu=job.gpu,
         option=option,
         started_s=job.updated_at if job.state is _S.STARTING else (job.started_at or job.updated_at),
+        waited_s=max(0.0, (job.started_at or job.updated_at) - job.created_at),
         remaining_s=desk.config.stop_timeout_s if leaving else max(0.0, left * seconds_per_step),
         preemptible=job.state is _S.RUNNING,
         stopping=leaving,

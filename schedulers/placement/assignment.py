@@ -7,9 +7,10 @@ loses the same share of what a job is worth on average.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from ortools.sat.python import cp_model
@@ -94,19 +95,21 @@ class Choice:
     bids: tuple[int, ...]
     status: Status
     objective: int
+    effort: float = 0.0
+    """Work that the solver did, by its own count."""
 
 
-def choose(problem: Problem, *, seconds: float) -> Choice:
-    """The best allowed bids. After ``seconds`` the best so far, or what `greedy` finds; the same for equal problems.
+def choose(problem: Problem, *, seconds: float, effort: float = math.inf) -> Choice:
+    """The best allowed bids; what is best so far, or what `greedy` finds, after ``seconds`` or so much ``effort``.
 
-    One thread, a fixed seed and a limit on the solver's own count of work keep the answer the same on every machine
-    that is fast enough.
+    One thread, a fixed seed and a limit on the solver's own count of work (about a second each) make the answer the
+    same on every machine on which ``seconds`` is the wider limit.
     """
     if not problem.bids:
         return Choice((), "NOTHING", 0)
     rule = greedy(problem)
     fallback = Choice(rule, "FALLBACK", problem.worth(rule))
-    if seconds <= 0:
+    if seconds <= 0 or effort <= 0:
         return fallback
     model, taken = _model(problem)
     for place, variable in enumerate(taken):
@@ -115,13 +118,14 @@ def choose(problem: Problem, *, seconds: float) -> Choice:
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
     solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.max_deterministic_time = seconds / 2
+    solver.parameters.max_deterministic_time = effort
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return fallback
+        return replace(fallback, effort=solver.deterministic_time)
     bids = tuple(place for place, variable in enumerate(taken) if solver.boolean_value(variable))
-    found = Choice(bids, "OPTIMAL" if status == cp_model.OPTIMAL else "FEASIBLE", problem.worth(bids))
-    return found if found.status == "OPTIMAL" or found.objective >= fallback.objective else fallback
+    proven: Status = "OPTIMAL" if status == cp_model.OPTIMAL else "FEASIBLE"
+    best = max(bids, rule, key=problem.worth)  # a hint that was not followed may have been better
+    return Choice(best, proven, problem.worth(best), solver.deterministic_time)
 
 
 def greedy(problem: Problem) -> tuple[int, ...]:

@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
 from . import words
 from .assignment import UNIT
 from .decisions import Decisions, SolverReport, Start, Wait
 from .forecast import Expected
+from .moving import as_expected, as_waiting, keep_for_leaving, moves
 from .preempt import preemptions
 from .question import Question, WaitingJob
-from .rank import order, weights
+from .rank import costs, order, weights
 from .table import Table
 
-_STATUSES = ("NOTHING", "OPTIMAL", "FEASIBLE", "FALLBACK")
+EFFORT: Final = 0.6
+"""Work that the solver may do per second that it is given: little enough that the clock rarely cuts in first."""
+_STATUSES: Final = ("NOTHING", "OPTIMAL", "FEASIBLE", "FALLBACK")
 
 
 def decide(question: Question, *, seconds: float = 1.0) -> Decisions:
@@ -34,19 +39,25 @@ def decide(question: Question, *, seconds: float = 1.0) -> Decisions:
     """
     begun = time.monotonic()
     in_play = [job for job in question.waiting if job.options]
-    weight = weights(question, in_play)
-    ordered = order(in_play, weight)
+    movers = as_waiting(question)
+    cost = costs(question, [*in_play, *movers])
+    weight = weights(question, [*in_play, *movers], cost)
+    ordered = order(in_play, weight, cost)
     held_back = {job.id for job in question.waiting} | {job.id for job in question.running}
     ready = [job for job in ordered if held_back.isdisjoint(job.after)]
 
-    table = Table(question, weight)
-    table.reserve_for(_overdue(question, ready), start=True)
+    table = Table(question, weight, cost)
+    keep_for_leaving(table)
+    table.serve_overdue(_overdue(question, ready))
     expected = _forecast(table, ordered)
-    _by_priority(table, ready, expected, deadline=begun + seconds)
-    started = _started(table)
-    blocked = [job for job in ready if job.id not in started]
+    limits = _Limits(begun + seconds, EFFORT * seconds)
+    _by_priority(table, order([*ready, *movers], weight, cost), {**expected, **as_expected(question, movers)}, limits)
     after = _forecast(table, ordered)
-    preempts, served = preemptions(table, blocked, after)
+    if question.rules.moving and table.has_free_gpus:
+        table.fill_idle(_blocked(table, ready), after, **limits.left(table))
+        after = _forecast(table, ordered)
+    preempts, served = preemptions(table, _blocked(table, ready), after)
+    preempts += moves(table)
     return Decisions(
         starts=tuple(_starts(table)),
         preempts=tuple(preempts),
@@ -62,15 +73,31 @@ def _overdue(question: Question, ready: Sequence[WaitingJob]) -> list[WaitingJob
     return sorted((job for job in ready if job.submitted_s <= since), key=lambda job: (job.submitted_s, job.id))
 
 
-def _by_priority(table: Table, ready: Sequence[WaitingJob], expected: dict[str, Expected], *, deadline: float) -> None:
-    for _, group in groupby(ready, key=lambda job: job.priority):
-        if not any(ledger.free_gpus for ledger in table.forecast.ledgers.values()):
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """When the solver must be done, and the work that it may do."""
+
+    deadline: float
+    effort: float
+
+    def left(self, table: Table) -> dict[str, float]:
+        """For the next choice: half of the seconds and of the effort that are left, so that there is some after it."""
+        spent = sum(choice.effort for choice in table.choices)
+        return {"seconds": (self.deadline - time.monotonic()) / 2, "effort": (self.effort - spent) / 2}
+
+
+def _by_priority(table: Table, jobs: Sequence[WaitingJob], expected: dict[str, Expected], limits: _Limits) -> None:
+    for _, group in groupby(jobs, key=lambda job: job.priority):
+        if not table.has_free_gpus:
             return
-        started = _started(table)
-        jobs = [job for job in group if job.id not in started]
-        table.fill(jobs, expected, seconds=max(0.0, deadline - time.monotonic()))
-        started = _started(table)
-        table.reserve_for([job for job in jobs if job.id not in started], start=False)
+        members = _blocked(table, list(group))
+        table.fill(members, expected, **limits.left(table))
+        table.reserve_for(_blocked(table, members))
+
+
+def _blocked(table: Table, jobs: Sequence[WaitingJob]) -> list[WaitingJob]:
+    started = _started(table)
+    return [job for job in jobs if job.id not in started]
 
 
 def _started(table: Table) -> set[str]:
@@ -131,7 +158,7 @@ def _waits(table: Table, ordered: Sequence[WaitingJob], expected: dict[str, Expe
 def _running_ends(table: Table) -> dict[str, float]:
     """Running jobs slow down by as much as the starts beside them take of the node's links."""
     ends: dict[str, float] = {}
-    bare = Table(table.question, {})
+    bare = Table(table.question, {}, {})
     for node, ledger in table.forecast.ledgers.items():
         before = bare.speeds(node)
         after = table.speeds(node)

@@ -58,7 +58,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preempt:
-    """Tell the running ``job`` to save its state and leave, because ``for_job`` shall run in its place."""
+    """Tell the running ``job`` to save its state and return to the queue, because ``for_job`` shall run in its place.
+
+    Where both are the same job it moves: a faster GPU is kept free until it is back in the queue and starts there.
+    """
 
     job: str
     for_job: str

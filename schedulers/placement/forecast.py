@@ -99,7 +99,7 @@ class Forecast:
         if best is None:
             return None
         end_s, start_s, name, option = best
-        return Expected(name, option, start_s, end_s, min(later_s, end_s + self._patience(job)))
+        return Expected(name, option, start_s, end_s, later_s if later_s < math.inf else end_s + self._patience(job))
 
     def put(self, job: WaitingJob, expected: Expected) -> None:
         """Hold what is expected."""

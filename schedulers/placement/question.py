@@ -91,9 +91,13 @@ class RunningJob:
     started_s: float
     remaining_s: float
     """Expected seconds until it ends; never below 0, even when it takes longer than was predicted."""
+    waited_s: float = 0.0
+    """Seconds from its submission to its start."""
     preemptible: bool = True
     stopping: bool = False
     """Whether it was told to leave already; ``remaining_s`` is then the time that this takes."""
+    moves: tuple[Option, ...] = ()
+    """Its options with the work that is left, start-up included; used when the rules let jobs move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +148,17 @@ class Rules:
     """A job that has waited this long counts twice, after twice this long three times, among those of its priority."""
     reserve_after_s: float = 24 * 3600.0
     """After this long a blocked job's GPU is held free for it, oldest job first, whatever its priority."""
+    reserve_part: float = 0.25
+    """Part of the GPUs of a kind, and of the memory that belongs to them, which jobs that waited so long may hold; once
+    they do, the order is the usual one until one of them ends. Where more work arrives than the GPUs can do, every job
+    waits for long in the end, and without a limit all would go by age."""
     shares: Mapping[str, float] = field(default_factory=dict)
     """Weight of a user among all users, 1 where it is not given."""
     quota: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Most GPUs at once, by user (``*``: everybody else) and kind of GPU."""
+    moving: bool = False
+    """Whether a job may start on a slower GPU that would be idle, and move once a faster one is (``RunningJob.moves``
+    must be given then). It never moves before ``min_run_s``."""
     utc_offset_s: float = 0.0
     """Added to times before they are shown as time of day."""
 

@@ -11,8 +11,7 @@ from typing import Final
 from .assignment import UNIT, Bid, Choice, Limit, Problem, Seat, choose
 from .forecast import Expected, Forecast
 from .ledger import Ledger
-from .question import Gpu, NodeState, Option, Question, WaitingJob
-from .rank import best_seconds
+from .question import Gpu, NodeState, Option, Question, RunningJob, WaitingJob
 from .sharing import speeds
 
 WINDOW: Final = 24
@@ -41,46 +40,82 @@ class Reservation:
 class Table:
     """Starts and reservations, put down one after the other."""
 
-    def __init__(self, question: Question, weight: Mapping[str, float]) -> None:
+    def __init__(self, question: Question, weight: Mapping[str, float], cost: Mapping[str, float]) -> None:
         self.question = question
-        self.weight = weight
+        self.weight, self.cost = weight, cost
+        self._running = {job.id: job for job in question.running}
         self.forecast = Forecast(question)
         """Running jobs and starts, nothing else."""
         self.placed: dict[str, list[Placed]] = defaultdict(list)
         """Starts by node."""
         self.reservations: dict[str, Reservation] = {}
         """By kind of GPU: at most one at a time, so that a few old jobs do not bring the rest to a halt."""
+        self.moved: dict[str, tuple[RunningJob, str, Option]] = {}
+        """Running jobs that leave for a better place, with its node and option."""
         self.choices: list[Choice] = []
 
     def ledger(self, node: str) -> Ledger:
         """Running jobs and starts of a node."""
         return self.forecast.ledgers[node]
 
+    @property
+    def has_free_gpus(self) -> bool:
+        """Whether anything could start now."""
+        return any(ledger.free_gpus and ledger.usable for ledger in self.forecast.ledgers.values())
+
     def reservation_at(self, node: str) -> Reservation | None:
         """The reservation on a node."""
         held = self.reservations.get(self.ledger(node).node.kind)
         return held if held is not None and held.expected.node == node else None
 
-    def reserve_for(self, jobs: Iterable[WaitingJob], *, start: bool) -> None:
-        """Keep room for the first of ``jobs`` on each kind of GPU; with ``start``, start those that fit at once."""
-        served: set[str] = set()
+    def reserve_for(self, jobs: Iterable[WaitingJob]) -> None:
+        """Keep room for the first of ``jobs`` on each kind of GPU that has no reservation yet."""
         for job in jobs:
             expected = self.forecast.look(job)
-            if expected is None or expected.option.kind in self.reservations or expected.option.kind in served:
+            if expected is not None and expected.start_s > self.question.now_s:
+                self.reservations.setdefault(expected.option.kind, Reservation(job, expected))
+
+    def serve_overdue(self, jobs: Iterable[WaitingJob]) -> None:
+        """Start the first of ``jobs`` on each kind of GPU, or keep room for it, while such jobs have few GPUs of it."""
+        served = self._kinds_with_enough_overdue()
+        for job in jobs:
+            expected = self.forecast.look(job)
+            if expected is None or expected.option.kind in served:
                 continue
+            served.add(expected.option.kind)
             if expected.start_s > self.question.now_s:
                 self.reservations[expected.option.kind] = Reservation(job, expected)
-            elif start:
+            else:
                 self.start(expected.node, [(job, expected.option)])
-                served.add(expected.option.kind)
+
+    def _kinds_with_enough_overdue(self) -> set[str]:
+        """Kinds of which ``reserve_part`` is held by jobs that had to wait, in GPUs or in their part of the memory."""
+        rules = self.question.rules
+        gpus: dict[str, int] = defaultdict(int)
+        overdue: dict[str, float] = defaultdict(float)
+        for ledger in self.forecast.ledgers.values():
+            gpus[ledger.node.kind] += len(ledger.node.gpus)
+            part = max(1.0, ledger.node.host_bytes / max(1, len(ledger.node.gpus)))
+            overdue[ledger.node.kind] += sum(
+                max(1.0, job.option.host_bytes / part)
+                for job in ledger.running
+                if job.waited_s >= rules.reserve_after_s and job.gpu is not None
+            )
+        return {kind for kind, count in overdue.items() if count >= max(1.0, rules.reserve_part * gpus[kind])}
 
     def start(self, node: str, jobs: Sequence[tuple[WaitingJob, Option]]) -> None:
-        """Start jobs on a node: those that load PCIe most go first, each to the root with the least load."""
+        """Start jobs on a node, or keep a GPU for a running one that moves there.
+
+        Those that load PCIe most go first, each to the root with the least load.
+        """
         ledger = self.ledger(node)
         for job, option in sorted(jobs, key=lambda each: (-_pcie(each[1]), each[0].id)):
             gpu = min(ledger.free_gpus, key=lambda free: self._root_load(node, free.pcie_root))
             ledger.free_gpus.remove(gpu)
-            self.placed[node].append(Placed(job, option, gpu))
+            if job.id in self._running:
+                self.moved[job.id] = (self._running[job.id], node, option)
+            else:
+                self.placed[node].append(Placed(job, option, gpu))
             now_s = self.question.now_s
             self.forecast.put(job, Expected(node, option, now_s, now_s + option.seconds, math.inf))
 
@@ -94,10 +129,24 @@ class Table:
         names = [job.id for job in running] + [placed.job.id for placed in self.placed[node]]
         return dict(zip(names, speeds(jobs, ledger.node), strict=True))
 
-    def fill(self, jobs: Sequence[WaitingJob], expected: Mapping[str, Expected], *, seconds: float) -> None:
+    def fill(
+        self, jobs: Sequence[WaitingJob], expected: Mapping[str, Expected], *, seconds: float, effort: float
+    ) -> None:
         """Start those of ``jobs``, all of one priority, that together gain most by starting now."""
-        problem, offers = self._problem(jobs, expected)
-        choice = choose(problem, seconds=seconds)
+        offers = [offer for job in jobs if job.id in expected for offer in self._offers(job, expected[job.id])]
+        self._choose(offers, seconds=seconds, effort=effort)
+
+    def fill_idle(
+        self, jobs: Sequence[WaitingJob], expected: Mapping[str, Expected], *, seconds: float, effort: float
+    ) -> None:
+        """Start jobs that wait for a faster GPU on those that would be idle; they move later."""
+        offers = [offer for job in jobs if job.id in expected for offer in self._stopgaps(job, expected[job.id])]
+        self._choose(offers, seconds=seconds, effort=effort)
+
+    def _choose(self, offers: Sequence[_Offer], *, seconds: float, effort: float) -> None:
+        offers = _best_jobs(offers, self._free_by_kind())
+        problem = self._problem(offers)
+        choice = choose(problem, seconds=seconds, effort=effort)
         self.choices.append(choice)
         by_node: dict[str, list[tuple[WaitingJob, Option]]] = defaultdict(list)
         for bid in choice.bids:
@@ -110,6 +159,7 @@ class Table:
         ledger = self.ledger(node)
         return (
             ledger.usable
+            and ledger.node.kind == option.kind
             and bool(ledger.free_gpus)
             and (not job.nodes or node in job.nodes)
             and self.forecast.may_have(job.user, option.kind)
@@ -128,6 +178,11 @@ class Table:
             and option.nvme_bytes + kept.nvme_bytes <= room.nvme_bytes
         )
 
+    def crowds(self, option: Option, node: str) -> bool:
+        """Whether one more job with ``option`` would overfill a link of the node."""
+        load = self._seat(node).load
+        return any(load.get(link, 0) + more > UNIT for link, more in _load(option, self.ledger(node).node).items())
+
     def _free_by_kind(self) -> dict[str, int]:
         free: dict[str, int] = defaultdict(int)
         for ledger in self.forecast.ledgers.values():
@@ -142,14 +197,12 @@ class Table:
             _pcie(placed.option) for placed in self.placed[node] if placed.gpu.pcie_root == root
         )
 
-    def _problem(self, jobs: Sequence[WaitingJob], expected: Mapping[str, Expected]) -> tuple[Problem, list[_Offer]]:
-        offers = [offer for job in jobs if job.id in expected for offer in self._offers(job, expected[job.id])]
-        offers = _best_jobs(offers, self._free_by_kind())
+    def _problem(self, offers: Sequence[_Offer]) -> Problem:
         top = max((self.weight[offer.job.id] for offer in offers), default=1.0)
         bids = tuple(self._bid(offer, top) for offer in offers)
         seats = tuple(self._seat(node) for node in sorted({offer.node for offer in offers}))
         mean = sum(self.weight[offer.job.id] / top for offer in offers) / max(1, len(offers))
-        return Problem(seats, bids, tuple(self._limits(offers)), crowding=max(1, round(mean * UNIT))), offers
+        return Problem(seats, bids, tuple(self._limits(offers)), crowding=max(1, round(mean * UNIT)))
 
     def _offers(self, job: WaitingJob, expected: Expected) -> Iterable[_Offer]:
         """The nodes where the job could start now and would end no later than by waiting."""
@@ -157,10 +210,22 @@ class Table:
             end_s = self.question.now_s + option.seconds
             if end_s > expected.later_s:
                 continue
-            for name, ledger in self.forecast.ledgers.items():
-                here = ledger.node.kind == option.kind and self.fits_now(job, name, option)
-                if here and self.respects(option, name):
-                    yield _Offer(job, name, option, min(_LARGEST, (expected.later_s - end_s) / best_seconds(job)))
+            for name in self.forecast.ledgers:
+                if self.fits_now(job, name, option) and self.respects(option, name):
+                    yield _Offer(job, name, option, min(_LARGEST, (expected.later_s - end_s) / self.cost[job.id]))
+
+    def _stopgaps(self, job: WaitingJob, expected: Expected) -> Iterable[_Offer]:
+        """Nodes where the job could start now, worth the time on the faster GPU that this saves until that is free."""
+        for option in job.options:
+            until_s = expected.start_s - self.question.now_s
+            too_soon = until_s < max(self.question.rules.min_run_s, 2 * option.startup_s)
+            if too_soon or self.question.now_s + option.seconds <= expected.later_s:
+                continue
+            tokens = (until_s - option.startup_s) * option.tokens_per_s
+            saved = tokens / expected.option.tokens_per_s / self.cost[job.id]
+            for name in self.forecast.ledgers:
+                if self.fits_now(job, name, option) and self.respects(option, name):
+                    yield _Offer(job, name, option, min(_LARGEST, saved))
 
     def _bid(self, offer: _Offer, top: float) -> Bid:
         node = self.ledger(offer.node).node

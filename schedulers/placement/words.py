@@ -167,7 +167,7 @@ def _passed_over(
             f"{a(ledger.node.kind)} is free and would take until {clock(question, end_s)}; {a(expected.option.kind)}, "
             f"expected {about(question, expected.start_s)}, ends it {about(question, expected.end_s)}"
         )
-    if any(value < 1.0 for value in table.speeds(ledger.node.name).values()):
+    if table.crowds(option, ledger.node.name):
         return WaitCode.CROWDED, (
             f"{a(ledger.node.kind)} of {ledger.node.name} is free, but the jobs beside it use all of the node's "
             "bandwidth: one more would only slow them down"
