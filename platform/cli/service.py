@@ -193,7 +193,8 @@ def _start(settings: Settings, services: Mapping[str, list[str]], environment: M
     place = supervisor.Place(home)
     if place.process(supervisor.NAME) is not None:
         return
-    (home / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in (home, home / "run"):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_services(home, services)
     quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     with place.log(supervisor.NAME).open("ab") as log:

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -39,23 +40,24 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     quiet_libraries()
     settings = Settings.read()
-    told = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: told.set())
     try:
-        return _run(settings, arguments[0], told)
+        return _run(settings, arguments[0])
     except Unreachable as error:
         log.warning("%s", error)
         return AGAIN
 
 
-def _run(settings: Settings, where: str, told: threading.Event) -> int:
+def _run(settings: Settings, where: str) -> int:
     address = ray_address(where)
     store = Store(settings.database_url)
     runner = RayRunner(settings, address)
+    told = _told_to_end()  # only now: Ray puts handlers of its own in place when it is connected
     planner = PlannerProcess(settings.log_dir / "planner.log")
     config = Config(
-        start_timeout_s=settings.start_timeout_s, stop_timeout_s=settings.stop_timeout_s, mlflow_uri=_mlflow(settings)
+        start_timeout_s=settings.start_timeout_s,
+        stop_timeout_s=settings.stop_timeout_s,
+        mlflow_uri=_mlflow(settings),
+        close_tracking=_close_tracking,
     )
     name = f"{platform.node()}-{os.getpid()}"
     controller = Controller(name, store, runner, planner, decide, config, time.time)
@@ -65,6 +67,13 @@ def _run(settings: Settings, where: str, told: threading.Event) -> int:
         controller.resign()
         planner.close()
         store.close()
+
+
+def _told_to_end() -> threading.Event:
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: told.set())
+    return told
 
 
 def _loop(controller: Controller, runner: RayRunner, where: str, address: str, told: threading.Event) -> int:
@@ -108,6 +117,12 @@ def _mlflow(settings: Settings) -> str:
         log.warning("without MLflow: %s", error)
         return ""
     return settings.tracking_uri
+
+
+def _close_tracking(run_dir: str, status: str) -> None:
+    """In a process of its own: MLflow takes seconds to import, and as long as it likes to answer."""
+    command = [sys.executable, "-m", "lazytrain.platform.controller.close_tracking", run_dir, status]
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 if __name__ == "__main__":
