@@ -18,6 +18,7 @@ from ...jobs.errors import LazytrainError
 from ..logs import quiet_libraries, write_trace
 from ..settings import Settings
 from . import convert, data, demo, doctor, nodes, plan, profile, queue, service, simulate, train, tune
+from .output import Answered
 
 app = typer.Typer(
     name="lazytrain",
@@ -94,7 +95,7 @@ def run(arguments: Sequence[str]) -> int:
         app(args=list(arguments), prog_name="lazytrain")
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        if code == 2 and as_json:
+        if code == 2 and as_json and not isinstance(code, Answered):
             _print_json(
                 {"code": "usage", "message": "wrong usage, see stderr", "hint": "lazytrain --help", "field": ""}
             )

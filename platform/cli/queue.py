@@ -15,7 +15,7 @@ from rich.table import Table
 from ...jobs.errors import InputError, LazytrainError, Unauthorized, Unreachable
 from ..settings import Settings
 from . import options
-from .output import Output
+from .output import Answered, Output
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -35,7 +35,7 @@ EPILOGS = {
 }
 _FINAL = ("SUCCEEDED", "FAILED", "STOPPED", "REJECTED")
 _COLOURS = {"SUCCEEDED": "green", "RUNNING": "cyan", "FAILED": "red", "REJECTED": "red", "QUEUED": "yellow"}
-_EXIT_REJECTED = 3
+_EXIT_IMPOSSIBLE = 3
 
 Job = Annotated[str, typer.Argument(metavar="ID", help="The job, as lazytrain ps lists it.")]
 
@@ -101,7 +101,7 @@ def _follow(client: Client, job: JobView, bars: Any) -> JobView:
 
 def _leave(job: JobView) -> None:
     if job.state == "REJECTED":
-        raise typer.Exit(_EXIT_REJECTED if job.reason == "does_not_fit" else 2)
+        raise typer.Exit(Answered(_EXIT_IMPOSSIBLE if job.reason == "does_not_fit" else 2))
     if job.state != "SUCCEEDED":
         raise typer.Exit(1)
 

@@ -83,11 +83,23 @@ def test_a_broken_connection_makes_no_second_job(service: Service, served: str) 
     assert [known.id for known in service.store.jobs.list()] == [job.id]
 
 
+def whole_request(connection: socket.socket) -> bytes:
+    """Head and body, which come in as many pieces as they like."""
+    with connection.makefile("rb") as stream:
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += stream.readline()
+        (length,) = [
+            int(line.split(b":")[1]) for line in head.splitlines() if line.lower().startswith(b"content-length")
+        ]
+        return head + stream.read(length)
+
+
 def lose_the_first_answer(proxy: socket.socket, port: int) -> None:
     for lose in (True, False):
         connection, _ = proxy.accept()
         with connection, socket.create_connection(("127.0.0.1", port)) as behind:
-            behind.sendall(connection.recv(1 << 20))
+            behind.sendall(whole_request(connection))
             answer = behind.recv(1 << 20)
             if not lose:
                 connection.sendall(answer)

@@ -37,6 +37,8 @@ def home(tmp_path: Path) -> Iterator[Path]:
 def begin(home: Path, **services: list[str]) -> "subprocess.Popen[bytes]":
     write_json(Place(home).services, services)
     started = subprocess.Popen([sys.executable, "-m", "lazytrain.platform.supervisor", str(home)])
+    me = Process.of(started.pid)
+    wait_for(lambda: Place(home).process(supervisor.NAME) == me)
     wait_for(lambda: all(Place(home).process(name) for name in services))
     return started
 
