@@ -61,6 +61,16 @@ def _rebuild(kind: type[LazytrainError], fields: dict[str, Any]) -> LazytrainErr
     return error
 
 
+def error_of(code: str, message: str, hint: str = "", field: str = "") -> LazytrainError:
+    """The error that another process described by `LazytrainError.to_dict`, as the class that has this code."""
+    kinds = {kind.code: kind for kind in _family(LazytrainError)}
+    return _rebuild(kinds.get(code, LazytrainError), {"message": message, "hint": hint, "field": field})
+
+
+def _family(kind: type[LazytrainError]) -> list[type[LazytrainError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _family(child))]
+
+
 class InputError(LazytrainError):
     """A file or an option that does not validate."""
 

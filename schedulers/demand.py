@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..jobs.errors import DoesNotFit
+from ..jobs.errors import InputError
 from ..jobs.frozen import Frozen
 from ..jobs.model_facts import ModelFacts
 from ..jobs.policy import Op, Policy, Predicted, lower
@@ -31,12 +31,12 @@ class Demand(Frozen):
 def demand(policy: Policy, facts: ModelFacts, predicted: Predicted | None = None) -> Demand:
     """The demand of ``policy``; ``predicted`` replaces the prediction that the policy carries.
 
-    Rates are the bytes of one step over its predicted seconds. Raises DoesNotFit for a policy without a prediction,
+    Rates are the bytes of one step over its predicted seconds. Raises InputError for a policy without a prediction,
     ProgramError for a policy made for other facts.
     """
     promise = predicted or policy.predicted
     if promise is None:
-        raise DoesNotFit("the policy carries no prediction", hint="take one that plan() has answered")
+        raise InputError("the policy carries no prediction", hint="take one that plan() has answered")
     ops = lower(policy, facts).ops
     moved = {link: sum(op.bytes for op in ops if op.stream == link) for link in _LINKS}
     dram = sum(moved.values()) + sum(_host_traffic(op, facts) for op in ops)

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from ...jobs.errors import LazytrainError
+from ...jobs.errors import LazytrainError, error_of
 from .values import Admission, AdmissionOrder
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class PlannerProcess:
         if self._waiting.pop(answer["job"], None) is None:
             return
         if "error" in answer:
-            self._found[answer["job"]] = _error(answer["error"])
+            self._found[answer["job"]] = error_of(**answer["error"])
         else:
             self._found[answer["job"]] = Admission.model_validate(answer["admission"])
 
@@ -109,16 +109,3 @@ class PlannerProcess:
     def _read(self, stream: IO[str]) -> None:
         for line in stream:
             self._lines.put(line)
-
-
-def _error(fields: dict[str, str]) -> LazytrainError:
-    """The error of that code, so that it is treated as the one it was."""
-    kinds = {kind.code: kind for kind in _family(LazytrainError)}
-    kind = kinds.get(fields["code"], LazytrainError)
-    error = LazytrainError.__new__(kind)
-    LazytrainError.__init__(error, fields["message"], hint=fields["hint"])
-    return error
-
-
-def _family(kind: type[LazytrainError]) -> list[type[LazytrainError]]:
-    return [kind, *(below for child in kind.__subclasses__() for below in _family(child))]

@@ -17,7 +17,24 @@ from rich.markup import escape
 from ...jobs.errors import LazytrainError
 from ..logs import quiet_libraries, write_trace
 from ..settings import Settings
-from . import data, demo, doctor, evaluate, export, generate, plan, profile, simulate, train, tune
+from . import (
+    convert,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    generate,
+    nodes,
+    plan,
+    profile,
+    queue,
+    service,
+    simulate,
+    train,
+    tune,
+)
+from .output import Answered
 
 app = typer.Typer(
     name="lazytrain",
@@ -39,9 +56,28 @@ for _name, _module in {
     "tune": tune,
     "profile": profile,
     "doctor": doctor,
+    "convert": convert,
 }.items():
     app.command(_name, epilog=_module.EPILOG)(_module.command)
 app.add_typer(data.app, name="data")
+app.command("up", epilog=service.UP_EPILOG)(service.up)
+app.command("down", epilog=service.DOWN_EPILOG)(service.down)
+app.command("serve", epilog=service.SERVE_EPILOG)(service.serve)
+for _name, _command in {
+    "submit": queue.submit,
+    "ps": queue.ps,
+    "show": queue.show,
+    "logs": queue.logs,
+    "stop": queue.stop,
+    "pause": queue.pause,
+    "resume": queue.resume,
+    "retry": queue.retry,
+    "set": queue.set_,
+    "rm": queue.rm,
+}.items():
+    app.command(_name, epilog=queue.EPILOGS[_name])(_command)
+app.command("nodes", epilog=nodes.NODES_EPILOG)(nodes.nodes)
+app.command("top", epilog=nodes.TOP_EPILOG)(nodes.top)
 
 
 def _print_version(asked: bool) -> None:
@@ -78,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
         app(args=list(arguments), prog_name="lazytrain")
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        if code == 2 and as_json:
+        if code == 2 and as_json and not isinstance(code, Answered):
             _print_json(
                 {"code": "usage", "message": "wrong usage, see stderr", "hint": "lazytrain --help", "field": ""}
             )

@@ -15,6 +15,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 Renderer = Callable[[Console], None]
 
 
+class Answered(int):
+    """Exit code of a command that has given its answer all the same: with 2, nothing is said about usage."""
+
+
 class Output:
     """One command's way to the outside."""
 

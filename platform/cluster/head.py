@@ -20,10 +20,11 @@ def main(arguments: list[str]) -> None:
     address_file, kind, device, gpus = Path(arguments[0]), arguments[1], arguments[2], int(arguments[3])
     cpus = int(arguments[4]) if len(arguments) > 4 else None
     told = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: told.set())
     address_file.unlink(missing_ok=True)
     with LocalRay(Settings.read(), kind=kind, device=device, cpus=cpus, gpus=gpus) as local:
+        # Only now: Ray puts handlers of its own in place when it starts.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: told.set())
         address_file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(address_file, local.address)
         told.wait()

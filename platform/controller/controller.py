@@ -64,6 +64,8 @@ class Controller:
                 log.info("the lease is lost or a job has changed; %s goes on in the next step", part.__name__)
             except LazytrainError as error:
                 log.warning("%s: %s", part.__name__, error)
+            except Exception:  # the parts after it, and the next step, may still do some good
+                log.exception("%s failed", part.__name__)
         return True
 
     def resign(self) -> None:

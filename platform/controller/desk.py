@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...jobs.errors import Unreachable
 from ...jobs.lifecycle import JobState
 from ..admission import Planner
 from ..cluster.runs import Look, Runner
@@ -17,6 +18,13 @@ log = logging.getLogger(__name__)
 
 ACTIVE = (JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.RECOVERING)
 """States in which something of a job may live on a node."""
+
+_MLFLOW_STATUS = {
+    JobState.SUCCEEDED: "FINISHED",
+    JobState.FAILED: "FAILED",
+    JobState.STOPPED: "KILLED",
+    JobState.REJECTED: "FAILED",
+}
 
 
 @dataclass
@@ -61,7 +69,10 @@ class Desk:
 
     def move(self, job: Job, to: JobState, reason: str, sentence: str, **changes: Any) -> Job:
         """Change the job's state; Stale and Conflict as in `store`."""
-        return self.store.jobs.move(job, Move(to, reason, sentence), self.clock(), self.lease, **changes)
+        moved = self.store.jobs.move(job, Move(to, reason, sentence), self.clock(), self.lease, **changes)
+        if to.final and job.attempt and self.config.mlflow_uri:
+            self.config.close_tracking(job.run_dir, _MLFLOW_STATUS[to])
+        return moved
 
     def tell(self, job: Job, reason: str, sentence: str) -> Job:
         """Change only why the job is as it is."""
@@ -76,3 +87,7 @@ class Desk:
                 work(job)
             except Stale as error:
                 log.info("left for the next step: %s", error)
+            except Unreachable:
+                raise
+            except Exception:  # what is wrong with one job must not keep the others waiting
+                log.exception("job %s is left as it is", job.id)

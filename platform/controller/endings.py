@@ -91,7 +91,7 @@ def lost(desk: Desk, job: Job) -> None:
 
 def _succeed(desk: Desk, job: Job, outcome: Outcome) -> None:
     if job.state is _S.STARTING:  # it was faster than we looked
-        job = desk.move(job, _S.RUNNING, "running", f"trains on {job.node}")
+        job = desk.move(job, _S.RUNNING, "running", f"trains on {job.node}", started_at=desk.clock())
     result = outcome.result
     sentence = f"done after {result['steps']} steps, last loss {result['loss']:.4g}"
     desk.move(job, _S.SUCCEEDED, "done", sentence, outcome=_record(outcome), claim=None)

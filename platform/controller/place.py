@@ -130,6 +130,7 @@ def _running(desk: Desk, job: Job, plan: Admission, nodes: Mapping[str, Node]) -
     look = desk.notes.looks.get(job.claim or "")
     seconds_per_step = (look.step_s if look else 0.0) or option.seconds / plan.steps
     left = plan.steps - (look.step if look else 0)
+    started_s = job.updated_at if job.state is _S.STARTING else (job.started_at or job.updated_at)
     leaving = job.state in (_S.PAUSING, _S.STOPPING, _S.RECOVERING)
     return RunningJob(
         id=job.id,
@@ -138,7 +139,8 @@ def _running(desk: Desk, job: Job, plan: Admission, nodes: Mapping[str, Node]) -
         node=job.node,
         gpu=job.gpu,
         option=option,
-        started_s=job.updated_at if job.state is _S.STARTING else (job.started_at or job.updated_at),
+        started_s=started_s,
+        waited_s=max(0.0, started_s - job.queued_at),
         remaining_s=desk.config.stop_timeout_s if leaving else max(0.0, left * seconds_per_step),
         preemptible=job.state is _S.RUNNING,
         stopping=leaving,

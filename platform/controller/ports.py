@@ -29,3 +29,5 @@ class Config:
     rules: Rules = field(default_factory=Rules)
     mlflow_uri: str = ""
     experiment: str = "lazytrain"
+    close_tracking: Callable[[str, str], None] = lambda run_dir, status: None
+    """Ends the MLflow run of a job's directory with ``FINISHED``, ``FAILED`` or ``KILLED``; must not wait for it."""

@@ -57,8 +57,7 @@ def _alive(desk: Desk, job: Job, claim: str, look: Look) -> None:
         _make_it_leave(desk, job, claim)
     elif look.phase is Phase.RUNNING:
         if job.state is _S.STARTING:
-            started = job.started_at or desk.clock()
-            job = desk.move(job, _S.RUNNING, "running", f"trains on {job.node}", started_at=started)
+            job = desk.move(job, _S.RUNNING, "running", f"trains on {job.node}", started_at=desk.clock())
         _expect_beats(desk, job, claim, look)
     elif desk.notes.waited(claim, "start", desk.clock()) >= desk.config.start_timeout_s:
         _kill(desk, claim)

@@ -77,6 +77,7 @@ class Job:
     queued_at: float
     """When it was last put into the queue."""
     started_at: float | None
+    """When its last attempt began to train."""
     ended_at: float | None
     not_before: float
     """It is not started again before this time."""

@@ -221,14 +221,6 @@ def run(*, quick: bool) -> dict[str, Any]:
         "overload": [
             {
                 "load": load,
-                "jct_over_fifo": max(_ratios(traces, LOADS[0], "fifo", "fifo_passing", load=load)),
-                "jct_over_gavel": max(_ratios(traces, LOADS[0], "gavel", load=load)),
-            }
-            for load in loads[1:]
-        ],
-        "overload": [
-            {
-                "load": load,
                 "jct_over_fifo": max(_ratios(traces, load, "fifo", "fifo_passing")),
                 "jct_over_gavel": max(_ratios(traces, load, "gavel")),
             }

@@ -40,3 +40,19 @@ def test_unknown_name_is_refused_with_the_nearest() -> None:
 def test_bad_value_names_the_variable(name: str, value: str) -> None:
     with pytest.raises(InputError, match=name):
         Settings.read({name: value})
+
+
+def test_several_words_in_one_variable(tmp_path: Path) -> None:
+    settings = Settings.read({"LAZYTRAIN_ROOTS": f"{tmp_path}, /data/", "LAZYTRAIN_API_NAMES": "gpu.example.org"})
+    assert settings.allowed_roots == (tmp_path.resolve(), Path("/data"))
+    assert settings.api_names == ("gpu.example.org",)
+
+
+def test_where_the_service_keeps_its_things(tmp_path: Path) -> None:
+    settings = Settings.read({"LAZYTRAIN_HOME": str(tmp_path)})
+    assert settings.database_url == f"sqlite:///{tmp_path}/lazytrain.db"
+    assert settings.tracking_uri == f"sqlite:///{tmp_path}/mlflow.db"
+    assert settings.api_url == "http://127.0.0.1:8470"
+    assert Path.home() in settings.allowed_roots
+    other = Settings.read({"LAZYTRAIN_DATABASE": "postgresql://db/lab", "LAZYTRAIN_API_HOST": "0.0.0.0"})
+    assert (other.database_url, other.api_url) == ("postgresql://db/lab", "http://127.0.0.1:8470")

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from lazytrain.jobs.errors import HardwareError, InputError, ModelError
-from lazytrain.schedulers.hardware import Budgets, HardwareProfile, hardware, known_gpus, known_models, model_config
+from lazytrain.schedulers.hardware import (
+    Budgets,
+    HardwareProfile,
+    hardware,
+    known_gpus,
+    known_models,
+    model_config,
+    same_gpu,
+)
 
 PARAMETERS = {
     "qwen2.5-3b": 3.086e9,
@@ -119,3 +127,19 @@ def test_each_model_shape_builds_with_the_right_number_of_parameters() -> None:
             model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
         assert [type(model).__name__] == config["architectures"]
         assert sum(p.numel() for p in model.parameters()) == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("RTX3090", "NVIDIA-GeForce-RTX-3090", True),
+        ("H800", "NVIDIA H800 80GB HBM3", True),
+        ("H800", "NVIDIA H800 80GB PCIe", False),
+        ("RTX3090", "RTX4090", False),
+        ("demo-gpu", "demo gpu", True),
+        ("demo-gpu", "other-gpu", False),
+    ],
+)
+def test_names_of_the_same_gpu(one: str, other: str, same: bool) -> None:
+    assert same_gpu(one, other) is same
+    assert same_gpu(other, one) is same

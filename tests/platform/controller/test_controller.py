@@ -224,3 +224,21 @@ def test_machines_that_cannot_be_reached_cost_nothing(world: World) -> None:
     world.steps(4)
     assert world.state(job) is S.SUCCEEDED
     assert world.state(waiting) is S.STARTING
+
+
+def test_what_is_wrong_with_one_job_does_not_stop_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.add_machine("b")
+    broken, good = world.submit(), world.submit()
+    world.running(good)
+    look = world.runner.look
+
+    def fail(claim: str, *rest: Any) -> Any:
+        if claim.startswith(broken.id):
+            raise ZeroDivisionError
+        return look(claim, *rest)
+
+    monkeypatch.setattr(world.runner, "look", fail)
+    world.finish(good)
+    world.steps(2)
+    assert world.state(good) is S.SUCCEEDED
+    assert not world.state(broken).final

@@ -1,0 +1,252 @@
+"""The typed client of the REST API.
+
+client = Client("http://127.0.0.1:8470", token)
+job = client.submit("job.yaml")          # or a JobSpec, or a mapping
+client.wait(job.id)
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from ..jobs.errors import LazytrainError, Unreachable, error_of
+from ..jobs.spec import JobSpec, load_spec
+from . import schemas
+from .schemas import JobView
+
+_PREFIX = "/api/v1"
+_TRIES = 3
+_PAUSE_S = 0.5
+_FINAL = ("SUCCEEDED", "FAILED", "STOPPED", "REJECTED")
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class Client:
+    """Talks to one service. Its errors are raised as the service's own (`jobs.errors`), Unreachable if none answers."""
+
+    def __init__(self, url: str, token: str, *, timeout_s: float = 150.0) -> None:
+        self._url = url.rstrip("/")
+        self._token = token
+        self._timeout_s = timeout_s
+        # No proxy from the environment: the token is for this service alone.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    # ---- jobs
+
+    def submit(
+        self, spec: JobSpec | Mapping[str, Any] | str | Path, *, after: Iterable[str] = (), key: str | None = None
+    ) -> JobView:
+        """Put a job into the queue; relative paths of a job file start at its folder.
+
+        A connection that breaks is tried again with the same ``key`` (a new one by default): that makes no second job.
+        """
+        body = {"spec": _resolved(spec), "after": list(after)}
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
+        return self._ask(JobView, "POST", "/jobs", body, headers=headers)
+
+    def job(self, job_id: str) -> JobView:
+        """One job, with its job file. Raises NotFound."""
+        return self._ask(JobView, "GET", f"/jobs/{_quoted(job_id)}")
+
+    def jobs(self, *, states: Iterable[str] = (), owner: str | None = None, limit: int | None = None) -> list[JobView]:
+        """Jobs, newest first; at most ``limit``."""
+        found: list[JobView] = []
+        before: str | None = None
+        while limit is None or len(found) < limit:
+            size = min(1000, limit - len(found)) if limit is not None else 1000
+            query = {"state": list(states), "owner": owner, "limit": size, "before": before}
+            page = self._ask(schemas.JobPage, "GET", "/jobs", query=query)
+            found += page.jobs
+            before = page.next
+            if before is None:
+                break
+        return found
+
+    def wait(self, job_id: str, *, timeout_s: float = float("inf"), every_s: float = 0.5) -> JobView:
+        """The job once it has ended. Raises LazytrainError when that takes longer than ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while (job := self.job(job_id)).state not in _FINAL:
+            if time.monotonic() > deadline:
+                raise LazytrainError(f"job {job_id} is still {job.state}: {job.sentence}")
+            time.sleep(every_s)
+        return job
+
+    def stop(self, *job_ids: str, all: bool = False) -> None:
+        """Ask jobs to save their state and leave; ``all`` of one's own (an admin: everybody's)."""
+        self._ask(schemas.Accepted, "POST", "/jobs/stop", {"ids": list(job_ids), "all": all})
+
+    def pause(self, job_id: str) -> str:
+        """Free the GPU of a running job; says why not, or nothing."""
+        return self._change("POST", job_id, "/pause")
+
+    def resume(self, job_id: str) -> str:
+        """Let a paused job go on; says why not, or nothing."""
+        return self._change("POST", job_id, "/resume")
+
+    def set_priority(self, job_id: str, priority: int) -> str:
+        """Give a job another priority; says why not, or nothing."""
+        return self._change("PATCH", job_id, "", {"priority": priority})
+
+    def remove(self, job_id: str, *, files: bool = False) -> str:
+        """Take an ended job off the list, and with ``files`` its folder off the disk; says why not, or nothing."""
+        return self._change("DELETE", job_id, "", query={"files": str(files).lower()})
+
+    def retry(self, job_id: str) -> JobView:
+        """Submit an ended job again, as a new one."""
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        return self._ask(JobView, "POST", f"/jobs/{_quoted(job_id)}/retry", {}, headers=headers)
+
+    def events(self, job_id: str, *, since: int = 0) -> list[schemas.EventView]:
+        """What happened to a job after event ``since``."""
+        query = {"since": since}
+        return self._ask(schemas.EventPage, "GET", f"/jobs/{_quoted(job_id)}/events", query=query).events
+
+    def log(self, job_id: str, *, tail: int | None = None, offset: int | None = None) -> schemas.LogPart:
+        """A part of what the last run printed."""
+        query = {"tail": tail, "offset": offset}
+        return self._ask(schemas.LogPart, "GET", f"/jobs/{_quoted(job_id)}/logs", query=query)
+
+    def follow_log(self, job_id: str, *, every_s: float = 0.5) -> Iterator[str]:
+        """What the job prints, from the end of its log on, until it has ended; over all of its attempts."""
+        part = self.log(job_id)
+        while True:
+            yield part.text
+            ended = self.job(job_id).state in _FINAL
+            attempt, offset = part.attempt, part.offset
+            part = self.log(job_id, offset=offset)
+            if part.attempt != attempt:
+                part = self.log(job_id, offset=0)
+            elif part.offset == offset:
+                if ended:
+                    return
+                time.sleep(every_s)
+
+    def metrics(self, job_id: str) -> list[dict[str, Any]]:
+        """All rows of the job's metric log."""
+        rows: list[dict[str, Any]] = []
+        offset = 0
+        while True:
+            part = self._ask(schemas.MetricsPart, "GET", f"/jobs/{_quoted(job_id)}/metrics", query={"offset": offset})
+            rows += part.rows
+            if part.offset == offset:
+                return rows
+            offset = part.offset
+
+    # ---- the service
+
+    def nodes(self) -> list[schemas.NodeView]:
+        """All nodes."""
+        return self._ask(schemas.NodePage, "GET", "/nodes").nodes
+
+    def drain(self, node: str, drained: bool = True, reason: str = "") -> schemas.NodeView:
+        """Give a node no new jobs, or take it back into service."""
+        body = {"drained": drained, "reason": reason}
+        return self._ask(schemas.NodeView, "POST", f"/nodes/{_quoted(node)}/drain", body)
+
+    def queue(self) -> schemas.QueueView:
+        """Who waits and who runs."""
+        return self._ask(schemas.QueueView, "GET", "/queue")
+
+    def plan(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> schemas.PlanAnswer:
+        """Where a job would fit, without running it."""
+        return self._ask(schemas.PlanAnswer, "POST", "/plan", {"spec": _resolved(spec)})
+
+    def health(self) -> schemas.Health:
+        """Whether the service works."""
+        return self._ask(schemas.Health, "GET", "/health")
+
+    # ---- the wire
+
+    def _change(
+        self,
+        method: str,
+        job_id: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, Any] | None = None,
+    ) -> str:
+        """File a request and wait for the controller's answer."""
+        asked = self._ask(schemas.Accepted, method, f"/jobs/{_quoted(job_id)}{path}", body or {}, query=query)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            answers = [self._ask(schemas.RequestAnswer, "GET", f"/requests/{number}") for number in asked.requests]
+            if all(answer.done for answer in answers):
+                return "; ".join(answer.answer for answer in answers if answer.answer)
+            time.sleep(0.1)
+        return "no controller has answered yet: lazytrain up starts one"
+
+    def _ask(
+        self,
+        kind: type[Answer],
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        request = self._request(method, path, body, query or {}, headers or {})
+        # What changes something is sent again only if a key makes that harmless.
+        safe = method == "GET" or "Idempotency-key" in request.headers
+        for tries_left in reversed(range(_TRIES if safe else 1)):
+            try:
+                with self._opener.open(request, timeout=self._timeout_s) as answer:
+                    return kind.model_validate_json(answer.read())
+            except urllib.error.HTTPError as error:
+                raise _error(error.code, error.read()) from None
+            except (OSError, http.client.HTTPException) as error:
+                if not tries_left:
+                    raise Unreachable(
+                        f"no service answers at {self._url}: {error}", hint="lazytrain up starts one on this machine"
+                    ) from error
+                time.sleep(_PAUSE_S)
+        raise AssertionError("unreachable")
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        query: Mapping[str, Any],
+        headers: Mapping[str, str],
+    ) -> urllib.request.Request:
+        given = {name: value for name, value in query.items() if value is not None}
+        text = urllib.parse.urlencode(given, doseq=True)
+        data = json.dumps(body).encode() if body is not None else None
+        return urllib.request.Request(
+            f"{self._url}{_PREFIX}{path}{'?' if text else ''}{text}",
+            data=data,
+            method=method,
+            headers={"Authorization": f"Bearer {self._token}", "Content-Type": "application/json", **headers},
+        )
+
+
+def _resolved(spec: JobSpec | Mapping[str, Any] | str | Path) -> dict[str, Any]:
+    if isinstance(spec, (str, Path)):
+        spec = load_spec(spec)
+    return spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
+
+
+def _quoted(part: str) -> str:
+    return urllib.parse.quote(part, safe="")
+
+
+def _error(status: int, content: bytes) -> LazytrainError:
+    """The service's error, as the class that it was there."""
+    try:
+        body = schemas.ErrorAnswer.model_validate_json(content).error
+    except ValueError:
+        return LazytrainError(f"the service answered with status {status} and no reason")
+    return error_of(body.code, body.message, body.hint, body.field)

@@ -1,0 +1,129 @@
+"""The controller's process.
+
+python -m lazytrain.platform.controller.service RAY_ADDRESS_OR_FILE
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from ...jobs.errors import LazytrainError, Unreachable
+from ...jobs.tracking import create_database
+from ...schedulers.placement import decide
+from ..admission import PlannerProcess
+from ..cluster.ray_runner import RayRunner
+from ..logs import quiet_libraries
+from ..settings import Settings
+from ..store import Store
+from .controller import Controller
+from .ports import Config
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 0.5
+_LONGEST_STEP_S = 120.0
+_UNREACHABLE_STEPS = 6
+AGAIN = 75
+"""Exit code of a controller that has to begin anew: Ray keeps what it knows of a cluster for the whole process."""
+
+
+def main(arguments: list[str]) -> int:
+    """Lead, or wait to lead, until told to end."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    quiet_libraries()
+    settings = Settings.read()
+    try:
+        return _run(settings, arguments[0])
+    except Unreachable as error:
+        log.warning("%s", error)
+        return AGAIN
+
+
+def _run(settings: Settings, where: str) -> int:
+    address = ray_address(where)
+    store = Store(settings.database_url)
+    runner = RayRunner(settings, address)
+    told = _told_to_end()  # only now: Ray puts handlers of its own in place when it is connected
+    planner = PlannerProcess(settings.log_dir / "planner.log")
+    config = Config(
+        start_timeout_s=settings.start_timeout_s,
+        stop_timeout_s=settings.stop_timeout_s,
+        mlflow_uri=_mlflow(settings),
+        close_tracking=_close_tracking,
+    )
+    name = f"{platform.node()}-{os.getpid()}"
+    controller = Controller(name, store, runner, planner, decide, config, time.time)
+    try:
+        return _loop(controller, runner, where, address, told)
+    finally:
+        controller.resign()
+        planner.close()
+        store.close()
+
+
+def _told_to_end() -> threading.Event:
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: told.set())
+    return told
+
+
+def _loop(controller: Controller, runner: RayRunner, where: str, address: str, told: threading.Event) -> int:
+    unreachable = 0
+    while not told.wait(_EVERY_S):
+        watchdog = threading.Timer(_LONGEST_STEP_S, os._exit, (AGAIN,))
+        watchdog.daemon = True
+        watchdog.start()
+        controller.step()
+        unreachable = 0 if _answers(runner) else unreachable + 1
+        watchdog.cancel()
+        if unreachable >= _UNREACHABLE_STEPS or ray_address(where) != address:
+            log.warning("the Ray at %s is gone", address)
+            return AGAIN
+    return 0
+
+
+def _answers(runner: RayRunner) -> bool:
+    try:
+        runner.machines()
+    except Unreachable:
+        return False
+    return True
+
+
+def ray_address(where: str) -> str:
+    """The address itself, or the content of the file that holds it. Raises Unreachable when there is no such file."""
+    if "/" not in where or where.startswith("ray://"):
+        return where
+    try:
+        return Path(where).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise Unreachable(f"Ray has not written its address to {where} yet") from error
+
+
+def _mlflow(settings: Settings) -> str:
+    """The MLflow store, made before anybody writes to it; empty if it cannot be made."""
+    try:
+        create_database(settings.tracking_uri, Config.experiment)
+    except LazytrainError as error:
+        log.warning("without MLflow: %s", error)
+        return ""
+    return settings.tracking_uri
+
+
+def _close_tracking(run_dir: str, status: str) -> None:
+    """In a process of its own: MLflow takes seconds to import, and as long as it likes to answer."""
+    command = [sys.executable, "-m", "lazytrain.platform.controller.close_tracking", run_dir, status]
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""What the files of several trainers have in common."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from .draft import Draft
+
+ATTENTION: Final = {
+    "fa2": "flash_attention_2",
+    "flash_attention_2": "flash_attention_2",
+    "sdpa": "sdpa",
+    "eager": "eager",
+    "disabled": "eager",
+}
+SCHEDULES: Final = {
+    "cosine": "cosine",
+    "linear": "linear",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "warmup_stable_decay": "wsd",
+}
+ADAMW: Final = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "deepspeed_adam")
+TEMPLATES: Final = ("chatml", "alpaca", "vicuna")
+FULL: Final = "lazytrain trains all parameters; adapters are not made"
+PLANNED: Final = "what is kept, moved or computed again is decided by the planner, see lazytrain plan"
+TRACKED: Final = "every run is logged to MLflow"
+REASONS: Final = {
+    "deepspeed": PLANNED,
+    "fsdp": PLANNED,
+    "fsdp_config": PLANNED,
+    "gradient_checkpointing": PLANNED,
+    "use_reentrant_gc": PLANNED,
+    "ddp_timeout": "a job trains on one GPU",
+    "report_to": TRACKED,
+    "logging_steps": "every step is logged",
+    "plot_loss": TRACKED,
+    "eval_steps": "evaluate.every says it as a share of an epoch",
+    "eval_strategy": "evaluate.every says how often, as a share of an epoch",
+    "evals_per_epoch": "evaluate.every says it as a share of an epoch",
+    "saves_per_epoch": "output.save_every counts steps",
+    "resume_from_checkpoint": "a job goes on from its newest checkpoint by itself",
+    "overwrite_output_dir": "a folder that belongs to another job is never overwritten",
+    "group_by_length": "rows of like length share a batch whenever rows are not packed",
+}
+
+
+def batch(draft: Draft, rows: Any, steps: Any, *location: str | int) -> None:
+    """Rows of an optimizer step: those of a micro-batch on one GPU, times the micro-batches."""
+    if not (type(rows) is int and rows > 0):
+        return
+    times = steps if type(steps) is int and steps > 0 else 1
+    draft.put("train.batch", rows * times)
+    draft.note(
+        f"train.batch {rows * times} counts the rows of a step on one GPU; times the GPUs if there were several",
+        *location,
+    )
+
+
+def choice(draft: Draft, name: str, known: dict[str, str], *location: str | int) -> None:
+    """Translate one word; one that is not known becomes a note."""
+    word = draft.take(*location)
+    if word is None:
+        return
+    if str(word) in known:
+        draft.put(name, known[str(word)])
+    else:
+        draft.note(f"{name} knows {', '.join(sorted(set(known.values())))}; its default is used", *location)
+
+
+def optimizer(draft: Draft, *location: str | int) -> None:
+    """AdamW in float32, or with 8-bit moments; anything else becomes a note."""
+    word = draft.take(*location)
+    if word is None:
+        return
+    if str(word) in ADAMW:
+        draft.put("optimizer.name", "adamw")
+    elif "adamw" in str(word) and "8bit" in str(word):
+        draft.put("optimizer.name", "hybrid8bit")
+    else:
+        draft.note("the optimizers are hybrid8bit (AdamW with 8-bit moments, used here) and adamw", *location)
+
+
+def adam(draft: Draft, beta1: tuple[str, ...], beta2: tuple[str, ...], eps: tuple[str, ...]) -> None:
+    """Decay rates and epsilon."""
+    first, second = draft.take(*beta1), draft.take(*beta2)
+    if first is not None or second is not None:
+        draft.put("optimizer.betas", [0.9 if first is None else first, 0.999 if second is None else second])
+    draft.move("optimizer.eps", *eps)
+
+
+def warmup(draft: Draft, ratio: str, steps: str) -> None:
+    """A number of steps wins over a share, as in transformers."""
+    count, share = draft.take(steps), draft.take(ratio)
+    draft.put("train.warmup", count if count else share)
+
+
+def epochs(draft: Draft, *location: str | int) -> None:
+    """Whole epochs; a fraction is rounded up and noted."""
+    value = draft.take(*location)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    whole = max(1, -int(-value // 1))
+    draft.put("train.epochs", whole)
+    if whole != value:
+        draft.note(f"epochs are whole: {whole}; train.max_steps ends training within one", *location)
+
+
+def clipping(draft: Draft, *location: str | int) -> None:
+    """0 turns clipping off there, null does here."""
+    value = draft.take(*location)
+    if value is not None:
+        draft.job.setdefault("train", {})["max_grad_norm"] = value or None
+
+
+def max_steps(draft: Draft, *location: str | int) -> None:
+    """Only a positive number means something."""
+    value = draft.take(*location)
+    draft.put("train.max_steps", value if type(value) is int and value > 0 else None)
+
+
+def template(draft: Draft, *location: str | int) -> None:
+    """Few names mean the same; else the tokenizer's own template is right for the model."""
+    name = draft.take(*location)
+    if name in TEMPLATES:
+        draft.put("data.chat_template", name)
+    elif name is not None:
+        draft.note("the tokenizer's own template is used; data.chat_template takes a file with another", *location)
+
+
+def half_precision(draft: Draft) -> None:
+    """bfloat16, whatever was said."""
+    if draft.take("bf16"):
+        draft.put("model.dtype", "bfloat16")
+    if draft.take("fp16"):
+        draft.put("model.dtype", "bfloat16")
+        draft.note("half precision is bfloat16", "fp16")
+
+
+def prompt_loss(draft: Draft, *location: str | int) -> None:
+    """The loss is on the assistant's tokens."""
+    if draft.take(*location):
+        draft.note("the loss is on the assistant's tokens only", *location)

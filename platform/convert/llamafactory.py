@@ -1,0 +1,97 @@
+"""LLaMA-Factory: one flat mapping, data sets named in a ``dataset_info.json``.
+
+Keys as documented in its examples and in its argument classes (hparams).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ...jobs.errors import InputError
+from . import common
+from .draft import Conversion, Draft
+
+REASONS: Final = {
+    **common.REASONS,
+    "do_train": "lazytrain train trains",
+    "do_eval": "evaluate says what is measured",
+    "finetuning_type": common.FULL,
+    "lora_rank": common.FULL,
+    "lora_alpha": common.FULL,
+    "lora_dropout": common.FULL,
+    "lora_target": common.FULL,
+    "overwrite_cache": "tokenized rows are kept under the digest of all they depend on",
+    "preprocessing_num_workers": "rows are tokenized with all cores",
+    "dataloader_num_workers": "batches are read from tokenized files, without worker processes",
+    "save_only_model": "checkpoints hold all that is needed to go on; lazytrain export writes the model alone",
+    "max_samples": "all rows are used; a source's weight uses a part of them",
+    "per_device_eval_batch_size": "evaluation takes the batch of training",
+    "quantization_bit": "weights are trained exactly, from float32 masters",
+}
+
+
+def is_llamafactory(values: dict[str, Any]) -> bool:
+    """Whether the file looks like one."""
+    return "model_name_or_path" in values and bool({"dataset", "stage", "finetuning_type", "template"} & set(values))
+
+
+def convert(draft: Draft) -> Conversion:
+    """Raises InputError for a stage that is not supervised fine-tuning."""
+    stage = draft.take("stage", default="sft")
+    if stage not in ("sft", "pt"):
+        raise InputError(
+            f"stage {stage} has no counterpart: a job is supervised fine-tuning", hint="convert files with stage: sft"
+        )
+    draft.move("model.path", "model_name_or_path")
+    draft.move("model.trust_remote_code", "trust_remote_code")
+    if draft.take("flash_attn") != "auto":
+        common.choice(draft, "model.attention", common.ATTENTION, "flash_attn")
+    common.half_precision(draft)
+    draft.take("pure_bf16")
+    if draft.take("finetuning_type", default="full") != "full":
+        draft.note(common.FULL, "finetuning_type")
+    _data(draft)
+    _train(draft)
+    draft.move("output.dir", "output_dir")
+    draft.move("output.save_every", "save_steps")
+    draft.move("output.keep", "save_total_limit")
+    return draft.finish("LLaMA-Factory", REASONS)
+
+
+def _data(draft: Draft) -> None:
+    folder = draft.take("dataset_dir", default="data")
+    for name, key in (("train", "dataset"), ("eval", "eval_dataset")):
+        sources = [{"path": folder, "name": entry} for entry in _names(draft.take(key))]
+        draft.put(f"data.{name}", sources or None)
+    size = draft.take("val_size")
+    if isinstance(size, float) and 0 < size < 1:
+        draft.put("data.split", {"train": round(1 - size, 12), "eval": size})
+    elif size:
+        draft.note("data.split takes shares of the rows, not a number of them", "val_size")
+    draft.move("data.max_length", "cutoff_len")
+    packing = [draft.take(key) for key in ("packing", "neat_packing")]
+    draft.put("data.packing", any(packing) if any(value is not None for value in packing) else None)
+    common.template(draft, "template")
+    common.prompt_loss(draft, "train_on_prompt")
+    if draft.take("mask_history"):
+        draft.note("every assistant turn carries the loss, not the last alone", "mask_history")
+
+
+def _names(value: Any) -> list[str]:
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
+    return [str(part).strip() for part in parts if str(part).strip()]
+
+
+def _train(draft: Draft) -> None:
+    common.epochs(draft, "num_train_epochs")
+    common.max_steps(draft, "max_steps")
+    rows, steps = draft.take("per_device_train_batch_size"), draft.take("gradient_accumulation_steps")
+    common.batch(draft, rows, steps, "per_device_train_batch_size")
+    draft.move("train.learning_rate", "learning_rate")
+    common.choice(draft, "train.schedule", common.SCHEDULES, "lr_scheduler_type")
+    common.warmup(draft, "warmup_ratio", "warmup_steps")
+    draft.move("train.weight_decay", "weight_decay")
+    common.clipping(draft, "max_grad_norm")
+    draft.move("train.seed", "seed")
+    common.optimizer(draft, "optim")
+    common.adam(draft, ("adam_beta1",), ("adam_beta2",), ("adam_epsilon",))

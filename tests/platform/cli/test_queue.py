@@ -1,0 +1,156 @@
+"""The queue's commands, against the API over a real socket."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazytrain.jobs.lifecycle import JobState
+from lazytrain.platform.cli.app import run
+from lazytrain.platform.store import Lease, Move, Node
+
+Service = Any
+
+
+@pytest.fixture(autouse=True)
+def home(service: Service, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAZYTRAIN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("LAZYTRAIN_API_PORT", served.rsplit(":", 1)[1])
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "token").write_text(service.tokens["ada"])
+
+
+@pytest.fixture
+def lease(service: Service) -> Lease:
+    taken = service.store.leases.take("controller", "me", 0.0, 1e12)
+    assert taken is not None
+    return taken
+
+
+@pytest.fixture
+def controller(service: Service) -> Iterator[None]:
+    """Answers every request at once with yes."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(0.02):
+            for request in service.store.jobs.requests():
+                service.store.jobs.answer(request.id, 1.0)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    yield
+    over.set()
+    thread.join(10)
+
+
+@pytest.fixture
+def job_file(service: Service) -> Path:
+    file: Path = service.folder / "job.yaml"
+    file.write_text("model: {path: org/model}\ndata: {train: [{path: rows.jsonl}]}\n")
+    return file
+
+
+def asked(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    assert run([*arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def drawn(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert run(arguments) == code
+    return " ".join(capsys.readouterr().out.split())
+
+
+def move(service: Service, job: str, lease: Lease, to: JobState, sentence: str, **changes: Any) -> None:
+    service.store.jobs.move(service.store.jobs.get(job), Move(to, "r", sentence), 1.0, lease, **changes)
+
+
+def test_submit_list_and_show_why_it_waits(
+    service: Service, job_file: Path, lease: Lease, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = asked(capsys, "submit", str(job_file), "-d", "--set", "queue.priority=70")
+    assert (job["state"], job["priority"]) == ("QUEUED", 70)
+    service.store.jobs.annotate(
+        service.store.jobs.get(job["id"]), 2.0, lease, reason="gpu_busy", sentence="both H800 are busy until 14:30"
+    )
+    assert [listed["id"] for listed in asked(capsys, "ps")["jobs"]] == [job["id"]]
+    assert "both H800 are busy until 14:30" in drawn(capsys, "show", job["id"])
+    assert asked(capsys, "show", job["id"])["events"][-1]["reason"] == "gpu_busy"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "code"),
+    [(JobState.REJECTED, "does_not_fit", 3), (JobState.REJECTED, "invalid_data", 2), (JobState.STOPPED, "stopped", 1)],
+)
+def test_submit_follows_to_the_end_and_leaves_with_its_code(
+    service: Service,
+    job_file: Path,
+    lease: Lease,
+    capsys: pytest.CaptureFixture[str],
+    state: JobState,
+    reason: str,
+    code: int,
+) -> None:
+    def controller() -> None:
+        while not (jobs := service.store.jobs.list()):
+            pass
+        service.store.jobs.move(jobs[0], Move(state, reason, "so it is"), 1.0, lease)
+
+    thread = threading.Thread(target=controller, daemon=True)
+    thread.start()
+    ended = asked(capsys, "submit", str(job_file), code=code)
+    thread.join(10)
+    assert (ended["state"], ended["sentence"]) == (state.value, "so it is")
+
+
+def test_changes(
+    service: Service, job_file: Path, lease: Lease, controller: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = asked(capsys, "submit", str(job_file), "-d")["id"]
+    assert asked(capsys, "set", job, "priority=90")["done"] == "priority is 90"
+    assert asked(capsys, "pause", job)["id"] == job
+    assert asked(capsys, "resume", job)["id"] == job
+    assert asked(capsys, "stop", job)["asked"] == [job]
+    assert asked(capsys, "stop", "--all")["asked"] == "all"
+    assert asked(capsys, "rm", job, code=1)["error"]["code"] == "conflict"
+    move(service, job, lease, JobState.STOPPED, "stopped")
+    again = asked(capsys, "retry", job)
+    assert again["id"] != job
+    assert asked(capsys, "rm", job)["done"] == "removed"
+
+
+@pytest.mark.parametrize("arguments", [["stop"], ["set", "j-0123456789", "priority=many"], ["nodes", "drain"]])
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(capsys, *arguments, code=2)["error"]["hint"]
+
+
+def test_an_unknown_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(capsys, "show", "j-0123456789", code=2)["error"]["code"] == "not_found"
+
+
+def test_no_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("LAZYTRAIN_HOME", str(tmp_path / "elsewhere"))
+    assert "lazytrain up" in asked(capsys, "ps", code=1)["error"]["hint"]
+
+
+def test_nodes_and_top(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    node = Node(name="gpu-7", address="x", kind="H800", device="cuda", cpus=8, gpus=2, alive=True)
+    service.store.nodes.see([node], 1.0)
+    (shown,) = asked(capsys, "nodes")["nodes"]
+    assert shown["name"] == "gpu-7"
+    assert "2 x H800" in drawn(capsys, "nodes")
+    assert asked(capsys, "nodes", "drain", "gpu-7", code=1)["error"]["code"] == "forbidden"
+    top = drawn(capsys, "top", "--once")
+    assert "nothing is started or ended" in top
+    assert "gpu-7" in top
+
+
+def test_words_of_a_job_are_text(
+    service: Service, job_file: Path, lease: Lease, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = asked(capsys, "submit", str(job_file), "-d")["id"]
+    move(service, job, lease, JobState.REJECTED, "[red]not a colour[/red]")
+    assert "[red]not a colour[/red]" in drawn(capsys, "show", job)

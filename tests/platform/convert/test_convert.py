@@ -1,0 +1,172 @@
+"""Files of other trainers, written after their documented keys, become job files that validate; the rest is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lazytrain.jobs.errors import InputError, SpecError
+from lazytrain.jobs.spec import load_spec
+from lazytrain.platform.convert import Conversion, convert
+
+FILES = Path(__file__).parent / "files"
+
+
+def converted(name: str, **changes: Any) -> Conversion:
+    return convert(FILES / name)
+
+
+def why(conversion: Conversion) -> dict[str, str]:
+    return {note.key: note.why for note in conversion.notes}
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "other.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+LLAMA_FACTORY = """
+model_name_or_path: m
+stage: sft
+dataset: d
+"""
+
+
+@pytest.mark.parametrize("name", ["qwen_full_sft.yaml", "llama_full.yml", "megatrain_14b.yaml"])
+def test_every_key_is_mapped_or_named_with_its_line(name: str, tmp_path: Path) -> None:
+    """What is written loads as a job file, and each line of the file is in it or in the notes."""
+    conversion = converted(name)
+    file = tmp_path / "job.yaml"
+    file.write_text(conversion.to_yaml(), encoding="utf-8")
+    assert load_spec(file).name == Path(name).stem
+    text = (FILES / name).read_text(encoding="utf-8").splitlines()
+    for note in conversion.notes:
+        assert text[note.line - 1].strip().lstrip("- ").startswith(note.key.rsplit(".", 1)[-1].split("[")[0])
+    assert [note.line for note in conversion.notes] == sorted(note.line for note in conversion.notes)
+
+
+def test_llama_factory() -> None:
+    conversion = converted("qwen_full_sft.yaml")
+    assert conversion.source == "LLaMA-Factory"
+    assert conversion.job == {
+        "name": "qwen_full_sft",
+        "model": {
+            "path": "Qwen/Qwen2.5-7B-Instruct",
+            "trust_remote_code": True,
+            "attention": "flash_attention_2",
+            "dtype": "bfloat16",
+        },
+        "data": {
+            "train": [{"path": "lab_data", "name": "metamath_demo"}, {"path": "lab_data", "name": "identity"}],
+            "split": {"train": 0.9, "eval": 0.1},
+            "max_length": 2048,
+            "packing": True,
+        },
+        "train": {
+            "epochs": 3,
+            "batch": 32,
+            "learning_rate": 1e-5,
+            "schedule": "cosine",
+            "warmup": 0.1,
+            "max_grad_norm": None,
+        },
+        "optimizer": {"name": "adamw"},
+        "output": {"dir": "saves/qwen2.5-7b/full/sft", "save_every": 250, "keep": 2},
+    }
+    told = why(conversion)
+    assert "decided by the planner" in told["deepspeed"]
+    assert "the tokenizer's own template" in told["template"]
+    assert "epochs are whole: 3" in told["num_train_epochs"]
+    assert told["per_device_train_batch_size"].startswith("train.batch 32 counts the rows of a step on one GPU")
+    assert "resume_from_checkpoint" not in told, "null asks for nothing"
+    assert {"max_samples", "eval_steps", "ddp_timeout", "report_to", "preprocessing_num_workers"} <= set(told)
+
+
+def test_axolotl() -> None:
+    conversion = converted("llama_full.yml")
+    assert conversion.source == "Axolotl"
+    job = conversion.job
+    assert job["data"]["train"] == [
+        {"path": "hf://mlabonne/FineTome-100k", "format": "messages", "part": "train"},
+        {"path": "data/notes.jsonl", "format": "text", "columns": {"text": "body"}},
+    ]
+    assert job["data"]["split"] == {"train": 0.95, "eval": 0.05}
+    assert (job["data"]["chat_template"], job["data"]["packing"], job["data"]["max_length"]) == ("chatml", True, 4096)
+    assert job["train"] == {
+        "epochs": 3,
+        "batch": 8,
+        "learning_rate": 2e-5,
+        "warmup": 100,
+        "weight_decay": 0.1,
+        "patience": 4,
+    }
+    assert job["optimizer"] == {"name": "hybrid8bit", "betas": [0.9, 0.95]}
+    told = why(conversion)
+    assert "train.schedule knows constant, cosine, linear, wsd" in told["lr_scheduler"]
+    assert {"datasets[0].field_messages", "datasets[0].roles_to_train", "special_tokens.pad_token"} <= set(told)
+    assert not {"adapter", "load_in_8bit", "strict"} & set(told), "what is off needs no counterpart"
+
+
+def test_megatrain() -> None:
+    conversion = converted("megatrain_14b.yaml")
+    assert conversion.source == "MegaTrain"
+    job = conversion.job
+    assert job["data"]["train"] == [
+        {
+            "path": "data/metamath.jsonl",
+            "format": "query/response",
+            "columns": {"query": "problem", "response": "solution"},
+        }
+    ]
+    assert (job["train"]["batch"], job["train"]["max_steps"], job["train"]["max_grad_norm"]) == (96, 500, 1.0)
+    assert job["optimizer"] == {"name": "adamw", "betas": [0.9, 0.98], "eps": 1e-8}
+    told = why(conversion)
+    assert "plan.planner: megatrain follows its rule" in told["memory.checkpoint_interval"]
+    assert {"model.device", "memory.num_grad_slabs", "logging.log_interval", "dataset.num_workers"} <= set(told)
+
+
+def test_an_adapter_is_said_to_become_full_training(tmp_path: Path) -> None:
+    lora = written(tmp_path, LLAMA_FACTORY + "finetuning_type: lora\nlora_rank: 8\n")
+    told = why(convert(lora))
+    assert "trains all parameters" in told["finetuning_type"] and "trains all parameters" in told["lora_rank"]
+    qlora = written(
+        tmp_path, "base_model: m\ndatasets: [{path: a.jsonl, type: alpaca}]\nadapter: qlora\nload_in_4bit: true\n"
+    )
+    assert {"adapter", "load_in_4bit"} <= set(why(convert(qlora)))
+
+
+def test_an_unknown_key_is_named(tmp_path: Path) -> None:
+    conversion = convert(written(tmp_path, LLAMA_FACTORY + "brand_new_option: 3\n"))
+    note = next(note for note in conversion.notes if note.key == "brand_new_option")
+    assert (note.line, note.value, note.why) == (5, 3, "has no counterpart")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: {path: a}\ndata: {train: [{path: b}]}\n", "no file of LLaMA-Factory, Axolotl or MegaTrain"),
+        ("services: {web: {image: nginx}}\n", "no file of LLaMA-Factory"),
+        ("model_name_or_path: m\nstage: dpo\ndataset: d\n", "stage dpo has no counterpart"),
+        ("model: {name: m}\ntraining: {batch_size: 3}\n", "makes no job: data"),
+        (LLAMA_FACTORY + "learning_rate: fast\n", "train.learning_rate"),
+    ],
+)
+def test_files_that_cannot_be_converted(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        convert(written(tmp_path, text))
+    assert caught.value.exit_code == 2
+
+
+def test_a_file_that_is_not_yaml(tmp_path: Path) -> None:
+    with pytest.raises(SpecError):
+        convert(written(tmp_path, "a: [1\n"))
+
+
+def test_the_text_is_yaml_in_the_order_of_a_job_file() -> None:
+    conversion = converted("megatrain_14b.yaml")
+    assert yaml.safe_load(conversion.to_yaml()) == conversion.job
+    assert list(conversion.job) == ["name", "model", "data", "train", "optimizer"]
