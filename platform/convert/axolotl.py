@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from . import common
-from .draft import Conversion, Draft
+from .draft import Conversion, Draft, is_off
 
 REASONS: Final = {
     **common.REASONS,
@@ -98,7 +98,7 @@ def _source(draft: Draft, key: str, index: int, entry: dict[str, Any]) -> dict[s
         source |= {ours: entry[theirs] for theirs, ours in (("split", "part"), ("name", "name")) if theirs in entry}
     done = {"path", "type", "ds_type", "split", "name"} | ({"field"} if kind == "completion" else set())
     for name in entry:
-        if name not in done and entry[name] not in (None, False, ""):
+        if name not in done and not is_off(entry[name]):
             draft.note("has no counterpart; data.train[].columns renames keys of the rows", key, index, name)
     return source
 

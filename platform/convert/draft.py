@@ -10,8 +10,6 @@ import yaml
 
 from ...jobs.spec.document import Document, Location, dotted
 
-_MISSING = object()
-
 
 @dataclass(frozen=True, slots=True)
 class Note:
@@ -92,4 +90,9 @@ class Draft:
             return [leaf for key, inner in value.items() for leaf in self._leaves(inner, (*location, key))]
         if isinstance(value, list) and any(isinstance(item, dict) for item in value):
             return [leaf for index, item in enumerate(value) for leaf in self._leaves(item, (*location, index))]
-        return [] if value in (None, False, "") else [location]
+        return [] if is_off(value) else [location]
+
+
+def is_off(value: Any) -> bool:
+    """Whether a value asks for nothing; 0 may ask for something, such as device 0."""
+    return value is None or value is False or value == ""

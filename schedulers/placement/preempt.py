@@ -106,6 +106,7 @@ def _candidates(table: Table, node: _Leaving, job: WaitingJob) -> list[RunningJo
         one
         for one in node.ledger.running
         if one.id not in node.gone
+        and one.id not in table.moved
         and one.preemptible
         and (
             one.gpu is None

@@ -97,7 +97,8 @@ class RunningJob:
     stopping: bool = False
     """Whether it was told to leave already; ``remaining_s`` is then the time that this takes."""
     moves: tuple[Option, ...] = ()
-    """Its options with the work that is left, start-up included; used when the rules let jobs move."""
+    """Its options with the work that is left, start-up included; used when the rules let jobs move. None for a job that
+    was told to leave and shall not come back: a GPU would be kept for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

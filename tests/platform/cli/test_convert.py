@@ -17,7 +17,7 @@ def test_the_job_goes_to_stdout_and_the_notes_to_stderr(capsys: pytest.CaptureFi
     assert run(["convert", str(FILE)]) == 0
     out, err = capsys.readouterr()
     assert yaml.safe_load(out)["model"]["path"] == "Qwen/Qwen2.5-14B-Instruct"
-    assert f"{FILE}:33: memory.checkpoint_interval: what is kept" in err
+    assert f"{FILE}:30: memory.checkpoint_interval: what is kept" in err
 
 
 def test_json_and_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

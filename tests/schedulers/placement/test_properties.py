@@ -71,6 +71,23 @@ def test_nothing_is_handed_out_twice_or_beyond_what_there_is(make: Any, seed: in
     assert all(wait.words and (wait.start_s or 0.0) >= 0.0 for wait in decisions.waits)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_only_jobs_that_may_leave_are_told_to(make: Any, seed: int) -> None:
+    """Once each; for a clearly higher priority, or for a faster GPU of their own."""
+    question = random_question(make, seed)
+    options = {job.id: (make.option("H800", hours=1), make.option("RTX3090", hours=10)) for job in question.running}
+    running = tuple(replace(job, moves=options[job.id], started_s=-900.0 * (seed % 4)) for job in question.running)
+    question = replace(question, running=running)
+    decisions = decide(question, seconds=5)
+    jobs = {job.id: job for job in [*question.running, *question.waiting]}
+    assert len({preempt.job for preempt in decisions.preempts}) == len(decisions.preempts)
+    for preempt in decisions.preempts:
+        victim, other = jobs[preempt.job], jobs[preempt.for_job]
+        assert question.now_s - victim.started_s >= question.rules.min_run_s
+        moves = victim is other and question.rules.moving
+        assert moves or other.priority >= victim.priority + question.rules.preempt_margin
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_equal_questions_get_equal_decisions(make: Any, seed: int) -> None:
     first, second = (decide(random_question(make, seed), seconds=5) for _ in range(2))
