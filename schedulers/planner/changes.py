@@ -12,6 +12,7 @@ from ...jobs.units import format_bytes
 from ..costs import MASTER_BYTES
 from ..simulator import predict
 from .answer import Change, Reason
+from .bound import parkable_bytes
 from .full import first_best
 from .search import NoScheduleError, OutOfTimeError, Question
 
@@ -23,7 +24,12 @@ def changes(
     question: Question, reasons: Sequence[Reason], facts_at: Callable[[int], ModelFacts] | None
 ) -> tuple[Change, ...]:
     """The changes that were found to help: a smaller batch, a shorter master, then more of each memory."""
-    found = [*_smaller_batch(question, facts_at), *_shorter_master(question), *_more_memory(question, reasons)]
+    found = [
+        *_smaller_batch(question, facts_at),
+        *_shorter_master(question),
+        *_state_on_nvme(question),
+        *_more_memory(question, reasons),
+    ]
     return tuple(found)
 
 
@@ -53,6 +59,23 @@ def _shorter_master(question: Question) -> Iterator[Change]:
         change = _verified(richer, "master", words)
         if change:
             yield change
+
+
+def _state_on_nvme(question: Question) -> Iterator[Change]:
+    """Optimizer state and gradients of as many layers as it takes."""
+    facts, size = question.facts, parkable_bytes(question.facts)
+    if question.budgets.nvme_bytes >= size:
+        return
+    policy = _any_plan(question.with_budgets(nvme=2 * size))
+    if policy is None or policy.optimizer_home != "nvme":
+        return
+    predicted = predict(policy, facts, question.profile)
+    layers = sum(layer.optimizer_home == "nvme" for layer in policy.layers)
+    words = (
+        f"{format_bytes(predicted.nvme_bytes)} on NVMe, for the optimizer state and gradients of {layers} of "
+        f"{len(policy.layers)} layers"
+    )
+    yield Change(what="nvme", words=words, step_s=predicted.step_s, tokens_per_s=predicted.tokens_per_s)
 
 
 def _more_memory(question: Question, reasons: Sequence[Reason]) -> Iterator[Change]:
