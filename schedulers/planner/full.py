@@ -40,10 +40,11 @@ STARTS: Final = 2
 """How often families are split, each half a start for the local search."""
 THRIFT: Final = (0.15, 0.03)
 """What a second on a link costs, in seconds of the step, in further starts for the local search."""
-SIMULATIONS: Final = 70
-"""Policies that are simulated from each start."""
-LONGEST_THOUGHT_S: Final = 4.0
-"""Seconds after which the search ends with what it has."""
+SIMULATIONS: Final = (12, 70)
+"""Fewest and most policies that are simulated from each start; in between `SIMULATED_LAYERS` of them all decide."""
+SIMULATED_LAYERS: Final = 2400
+LONGEST_THOUGHT_S: Final = 9.0
+"""Seconds after which the search ends with what it has: a limit for slow machines, where answers may differ."""
 EXACT_LAYERS: Final = 36
 """Longest chain for which the exact program is solved at the end."""
 EXACT_NODES: Final = 4000
@@ -138,7 +139,9 @@ class Search:
     def _climb_from(self, bound: Bound) -> None:
         """Improve the family's counts, or at least the best policy so far."""
         climb = self.climb
-        most = climb.simulated + SIMULATIONS
+        few, many = SIMULATIONS
+        number = SIMULATED_LAYERS // (len(self.question.facts.layers) * self.question.accumulation)
+        most = climb.simulated + max(few, min(many, number))
         here = Climb(self.question, until_s=self._enough_s, simulated=climb.simulated)
         for counts in _variants(bound.counts) if bound.counts else ():
             here.try_counts(counts)
