@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Literal
 
 from ...jobs.model_facts import ModelFacts
-from ...jobs.policy import Policy
+from ...jobs.policy import MASTER_BYTES, Policy
 from ...jobs.units import format_bytes
-from ..costs import MASTER_BYTES
+from ..costs import state_bytes
 from ..simulator import predict
 from .answer import Change, Reason
 from .bound import parkable_bytes
@@ -36,7 +36,7 @@ def changes(
 def _smaller_batch(question: Question, facts_at: Callable[[int], ModelFacts] | None) -> Iterator[Change]:
     """The first of half, a quarter, ... of the batch that fits, with as many more micro-batches a step."""
     batch, number = question.facts.micro_batch, question.accumulation
-    state = question.facts.parameters * (MASTER_BYTES + question.facts.element_bytes)
+    state = sum(state_bytes(question.facts).values())
     while facts_at is not None and batch % 2 == 0 and state <= question.budgets.host_bytes:
         batch, number = batch // 2, number * 2
         smaller = replace(question, facts=facts_at(batch), accumulation=number, solved={})
