@@ -47,7 +47,7 @@ LONGEST_THOUGHT_S: Final = 9.0
 """Seconds after which the search ends with what it has: a limit for slow machines, where answers may differ."""
 EXACT_LAYERS: Final = 36
 """Longest chain for which the exact program is solved at the end."""
-EXACT_NODES: Final = 4000
+EXACT_NODES: Final = 1200
 """Nodes of the solver's search tree times layers, after which the exact program is left."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
