@@ -34,9 +34,7 @@ class Measured:
     speeds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, timelines: Sequence[Timeline], policy: Policy, facts: ModelFacts, profile: HardwareProfile
-    ) -> Measured:
+    def of(cls, timelines: Sequence[Timeline], policy: Policy, facts: ModelFacts, profile: HardwareProfile) -> Measured:
         """Compare the work of each stream in measured steps of ``policy`` with what the profile promises."""
         program = lower(policy, facts)
         promised_s: dict[str, float] = defaultdict(float)

@@ -16,7 +16,8 @@ STYLE = """
 --gpu:#2f6fbb;--host:#c77d1e;--nvme:#8a4fb0;--again:#b9c2cc;--m:#5fa56b;--a:#1f7a47;--frame:#d13b5c}
 @media(prefers-color-scheme:dark){:root{--ink:#e7ebf0;--soft:#9aa6b4;--paper:#14181e;--line:#2c343e;
 --gpu:#5b98e0;--host:#e0a04c;--nvme:#b585d6;--again:#4a5561;--m:#7cc088;--a:#3fa86c;--frame:#ff7292}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:1180px;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)}
+body{max-width:1180px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.4rem;margin:0 0 .3rem}h2{font-size:1.05rem;margin:2rem 0 .6rem}p{color:var(--soft);margin:.2rem 0}
 svg{width:100%;height:auto;display:block}.label{fill:var(--ink);font-size:12px}.small{fill:var(--soft);font-size:10px}
 .tile{stroke:var(--line)}.letter{fill:#fff;font-size:11px;text-anchor:middle;pointer-events:none}
@@ -48,5 +49,6 @@ def page(title: str, policy: Policy, timeline: Timeline, figures: Mapping[str, s
         f"<h1>{escape(title)}</h1><table>{rows}</table>"
         f"<h2>Policy map</h2>{draw_policy_map(policy_map(policy))}{draw_map_legend()}"
         f"<h2>Predicted timeline of one step</h2>{draw_timeline(timeline_plot(timeline))}"
-        f"<p>Peaks in this timeline: {escape(peaks)}. Point at a bar for its operation, times and bytes.</p></body></html>\n"
+        f"<p>Peaks in this timeline: {escape(peaks)}. Point at a bar for its operation, times and bytes.</p>"
+        "</body></html>\n"
     )

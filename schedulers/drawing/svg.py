@@ -71,7 +71,8 @@ def draw_timeline(facts: TimelinePlot) -> str:
             words += f", {format_bytes(span.bytes)}" if span.bytes else ""
             x, width = LEFT + span.start_s * scale, max(0.4, (span.end_s - span.start_s) * scale)
             parts.append(
-                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{LANE_HEIGHT}" class="span o-{escape(span.kind)}">'
+                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{LANE_HEIGHT}" '
+                f'class="span o-{escape(span.kind)}">'
                 f"<title>{escape(words)}</title></rect>"
             )
     return _svg(WIDTH, height, f"Predicted timeline of one step of {_seconds(facts.step_s)}", parts)

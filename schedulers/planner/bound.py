@@ -16,9 +16,11 @@ from typing import Any, Final
 
 from ortools.math_opt.python import mathopt
 
-from ..costs import LINK_RATES
+from ...jobs.model_facts import ModelFacts
+from ...jobs.policy.parked import parked_state_bytes
+from ..costs import LINK_RATES, state_bytes
 from .choices import Choices, Problem, Shape
-from .counts import LAYOUTS, Counts
+from .counts import Counts, parkable
 from .loose import MOST_SEEN, Family, LooseTiming
 from .paper import run_solver, status_of
 
@@ -94,7 +96,8 @@ def bound_of(
     """
     model = mathopt.Model(name="lazytrain-bound")
     few = min(MOST_SEEN, accumulation)
-    seen = replace(problem, shape=family.smallest, residents=family.residents, accumulation=few)
+    parked = min(problem.budgets.nvme_bytes, parkable_bytes(problem.facts))
+    seen = replace(problem, shape=family.smallest, residents=family.residents, accumulation=few, parked_bytes=parked)
     choices = Choices(model, seen, whole=False)
     timing = LooseTiming(choices, family, accumulation)
     busy = mathopt.fast_sum(mathopt.fast_sum(timing.lasting[link]) for link in LINK_RATES)
@@ -102,11 +105,24 @@ def bound_of(
     result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
     if status_of(result) == "INFEASIBLE":
         return Bound(family, float("inf"))
-    bound_s = max(0.0, result.dual_bound()) * problem.horizon_s
+    bound_s = max(result.dual_bound() * problem.horizon_s, parking_seconds(problem))
     if thrift:
         bound_s = 0.0
     counts = _counts(choices, result.variable_values(), family) if result.has_primal_feasible_solution() else None
     return Bound(family, bound_s, counts)
+
+
+def parkable_bytes(facts: ModelFacts) -> int:
+    """Bytes of optimizer state and gradients that may go to NVMe."""
+    layers = [facts.layers[i] for i in parkable(facts)]
+    return sum(parked_state_bytes(layer, facts) + layer.gradient_bytes for layer in layers)
+
+
+def parking_seconds(problem: Problem) -> float:
+    """What state does not fit the host is read from NVMe and written back in every step."""
+    profile = problem.profile
+    beyond = sum(state_bytes(problem.facts).values()) - problem.budgets.host_bytes
+    return max(0.0, beyond / min(profile.nvme_read_bytes_s, profile.nvme_write_bytes_s))
 
 
 def _split(family: Family) -> list[Family]:
@@ -124,7 +140,9 @@ def _counts(choices: Choices, values: dict[Any, float], family: Family) -> Count
     kept = {group[1:]: number for group, number in totals.items() if group[0] == "kept" and number}
     shape: Shape = family.smallest
     return Counts(
-        blocks={group[1]: number for group, number in totals.items() if group[0] == "block" and group[1] > 1 and number},
+        blocks={
+            group[1]: number for group, number in totals.items() if group[0] == "block" and group[1] > 1 and number
+        },
         away=totals.get(("away", 1), 0),
         nvme=totals.get(("nvme",), 0),
         kept=kept,

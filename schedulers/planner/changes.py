@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Literal
 
 from ...jobs.model_facts import ModelFacts
-from ...jobs.policy import Policy
+from ...jobs.policy import MASTER_BYTES, Policy
 from ...jobs.units import format_bytes
-from ..costs import MASTER_BYTES
+from ..costs import state_bytes
 from ..simulator import predict
 from .answer import Change, Reason
+from .bound import parkable_bytes
 from .full import first_best
 from .search import NoScheduleError, OutOfTimeError, Question
 
@@ -23,14 +24,19 @@ def changes(
     question: Question, reasons: Sequence[Reason], facts_at: Callable[[int], ModelFacts] | None
 ) -> tuple[Change, ...]:
     """The changes that were found to help: a smaller batch, a shorter master, then more of each memory."""
-    found = [*_smaller_batch(question, facts_at), *_shorter_master(question), *_more_memory(question, reasons)]
+    found = [
+        *_smaller_batch(question, facts_at),
+        *_shorter_master(question),
+        *_state_on_nvme(question),
+        *_more_memory(question, reasons),
+    ]
     return tuple(found)
 
 
 def _smaller_batch(question: Question, facts_at: Callable[[int], ModelFacts] | None) -> Iterator[Change]:
     """The first of half, a quarter, ... of the batch that fits, with as many more micro-batches a step."""
     batch, number = question.facts.micro_batch, question.accumulation
-    state = question.facts.parameters * (MASTER_BYTES + question.facts.element_bytes)
+    state = sum(state_bytes(question.facts).values())
     while facts_at is not None and batch % 2 == 0 and state <= question.budgets.host_bytes:
         batch, number = batch // 2, number * 2
         smaller = replace(question, facts=facts_at(batch), accumulation=number, solved={})
@@ -53,6 +59,23 @@ def _shorter_master(question: Question) -> Iterator[Change]:
         change = _verified(richer, "master", words)
         if change:
             yield change
+
+
+def _state_on_nvme(question: Question) -> Iterator[Change]:
+    """Optimizer state and gradients of as many layers as it takes."""
+    facts, size = question.facts, parkable_bytes(question.facts)
+    if question.budgets.nvme_bytes >= size:
+        return
+    policy = _any_plan(question.with_budgets(nvme=2 * size))
+    if policy is None or policy.optimizer_home != "nvme":
+        return
+    predicted = predict(policy, facts, question.profile)
+    layers = sum(layer.optimizer_home == "nvme" for layer in policy.layers)
+    words = (
+        f"{format_bytes(predicted.nvme_bytes)} on NVMe, for the optimizer state and gradients of {layers} of "
+        f"{len(policy.layers)} layers"
+    )
+    yield Change(what="nvme", words=words, step_s=predicted.step_s, tokens_per_s=predicted.tokens_per_s)
 
 
 def _more_memory(question: Question, reasons: Sequence[Reason]) -> Iterator[Change]:

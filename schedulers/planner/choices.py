@@ -48,6 +48,8 @@ class Problem:
     accumulation: int = 1
     residents: tuple[int, int] = (0, 0)
     """Fewest and most layers that stay on the GPU beside those of the shape, any of them, as the solver likes."""
+    parked_bytes: int = 0
+    """Host memory that optimizer state on NVMe would give back."""
 
 
 class Choices:
@@ -93,7 +95,7 @@ class Choices:
 
     def _rooms(self) -> tuple[int, int]:
         budgets = self.problem.budgets
-        free = budgets.host_bytes - sum(state_bytes(self.facts).values())
+        free = budgets.host_bytes - sum(state_bytes(self.facts).values()) + self.problem.parked_bytes
         host = free - staging_bytes(self.facts, "host", self.problem.accumulation)
         self.nvme_staging = NVME_STAGING * self.unit
         return max(0, host), budgets.nvme_bytes if host >= self.nvme_staging else 0

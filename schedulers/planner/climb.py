@@ -14,7 +14,7 @@ from ...jobs.policy.lowering import internals_bytes
 from ..baselines import shortages
 from ..simulator import step_seconds
 from .choices import INTERNALS_HOMES, KEPT, Kept, sorts_of
-from .counts import LAYOUTS, Counts, Key, place
+from .counts import LAYOUTS, Counts, Key, parked_bytes, place
 from .floor import Floor
 from .search import Question
 
@@ -57,7 +57,9 @@ class Climb:
         step_s = step_seconds(program, question.facts, question.profile)
         if step_s >= self.step_s * (1 - BETTER):
             return None
-        short = {s["resource"]: s["shortfall_bytes"] for s in shortages(policy, question.facts, question.budgets, program)}
+        short = {
+            s["resource"]: s["shortfall_bytes"] for s in shortages(policy, question.facts, question.budgets, program)
+        }
         if not short:
             self.step_s, self.policy = step_s, policy
         return short
@@ -93,6 +95,10 @@ class Climb:
             more = ceil(short["gpu_memory"] / size)
             return counts.change(away=counts.away + more)
         more = ceil(short["host_memory"] / size)
+        each = parked_bytes(question.facts) if question.budgets.nvme_bytes else 0
+        if each and counts.parked < len(question.facts.layers) and (counts.parked or counts.away < more):
+            parked = counts.parked + ceil(short["host_memory"] / each)
+            return counts.change(parked=min(parked, len(question.facts.layers)))
         if question.budgets.nvme_bytes and counts.nvme + more <= counts.away:
             return counts.change(nvme=counts.nvme + more)
         return counts.change(away=counts.away - more) if more <= counts.away - counts.nvme else None
@@ -131,7 +137,7 @@ class Climb:
             yield partial(_add_blocks, changes={length: -1})
             if length > 2:
                 yield partial(_add_blocks, changes={length: -1, length - 1: 1})
-        names = ("away", "resident", *(("nvme",) if self.question.budgets.nvme_bytes else ()))
+        names = ("away", "resident", *(("nvme", "parked") if self.question.budgets.nvme_bytes else ()))
         for name in names:
             for stride in STRIDES:
                 yield partial(_add_to, name=name, change=stride)
@@ -181,7 +187,9 @@ def _keep(counts: Counts, *, changes: dict[Key, int]) -> Counts | None:
 
 def _add_blocks(counts: Counts, *, changes: dict[int, int]) -> Counts | None:
     blocks = {length: counts.blocks.get(length, 0) + changes.get(length, 0) for length in {*counts.blocks, *changes}}
-    return None if min(blocks.values()) < 0 else counts.change(blocks={k: blocks[k] for k in sorted(blocks) if blocks[k]})
+    return (
+        None if min(blocks.values()) < 0 else counts.change(blocks={k: blocks[k] for k in sorted(blocks) if blocks[k]})
+    )
 
 
 def _add_to(counts: Counts, *, name: str, change: int) -> Counts | None:

@@ -8,6 +8,7 @@ these counts, and the simulator decides between them.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from typing import Final, Literal
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import LayerPolicy, Policy
 from ...jobs.policy.artifact import Home
+from ...jobs.policy.parked import parked_state_bytes
 from .choices import Kept, sorts_of
 
 Key = tuple[int, Kept, Literal["gpu", "host"]]
@@ -49,6 +51,8 @@ class Counts:
     """Those of them on NVMe."""
     kept: dict[Key, int] = field(default_factory=dict)
     resident: int = 0
+    parked: int = 0
+    """Layers whose optimizer state and gradient are on NVMe: the last ones, whose updates come last."""
     weight_slots: int = 2
     staging_slots: int = 3
     layout: Layout = Layout()
@@ -62,7 +66,7 @@ def count(policy: Policy, facts: ModelFacts) -> Counts:
     """The counts of a policy."""
     sorts, homes = sorts_of(facts), policy.homes
     marks = [i for i, home in enumerate(homes) if home != "recompute"]
-    lengths = Counter(end - start for start, end in zip(marks, marks[1:], strict=False))
+    lengths = Counter(end - start for start, end in itertools.pairwise(marks))
     kept = Counter(
         (sorts[x.index], x.internals, x.internals_home) for x in policy.layers if x.internals != "none"
     )  # fmt: skip
@@ -72,6 +76,7 @@ def count(policy: Policy, facts: ModelFacts) -> Counts:
         nvme=homes.count("nvme"),
         kept={key: kept[key] for key in sorted(kept)},  # type: ignore[misc]
         resident=sum(layer.resident for layer in policy.layers),
+        parked=sum(layer.optimizer_home == "nvme" for layer in policy.layers),
         weight_slots=policy.weight_slots,
         staging_slots=policy.staging_slots,
     )
@@ -102,7 +107,21 @@ def place(counts: Counts, facts: ModelFacts, sorts: Sequence[int], accumulation:
         for i in range(layers)
         for what, home in (kept.get(i, ("none", "gpu")),)
     ]
-    return made.model_copy(update={"layers": tuple(chosen), "staging_slots": counts.staging_slots})
+    placed = made.model_copy(update={"layers": tuple(chosen), "staging_slots": counts.staging_slots})
+    last = [i for i in parkable(facts) if i >= layers - counts.parked]
+    return placed.parked(optimizer=last, gradients=last) if last else placed
+
+
+def parkable(facts: ModelFacts) -> list[int]:
+    """Layers that have optimizer state of their own to put on NVMe."""
+    own = ((i, layer) for i, layer in enumerate(facts.layers) if layer.gradient_bytes)
+    return [i for i, layer in own if not layer.shares_weights_with]
+
+
+def parked_bytes(facts: ModelFacts) -> int:
+    """Bytes of optimizer state and gradient of the lightest of those layers; 0 if there is none."""
+    layers = [facts.layers[i] for i in parkable(facts)]
+    return min((parked_state_bytes(layer, facts) + layer.gradient_bytes for layer in layers), default=0)
 
 
 def _starts(counts: Counts, layers: int) -> dict[int, int] | None:

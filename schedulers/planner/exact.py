@@ -11,6 +11,7 @@ from .choices import Choices, Problem
 from .paper import Status, run_solver, status_of
 from .timing import Timing
 
+
 @dataclass(frozen=True, slots=True)
 class Exact:
     """The solver's answer. ``INFEASIBLE`` means that nothing is as fast as the problem's horizon."""

@@ -1,12 +1,12 @@
 """The full planner: local search with the simulator as judge, and a proof of how much faster any policy could be.
 
-The best of the fixed rules and of the paper's plan comes first. Then `bound` says how fast any policy of any shape (weight
-and staging slots, resident layers) could be, and with how many layers doing what; `climb` lays those out and improves
-them. While plan and bound are further apart than the proof asks for, the bound's families of shapes are split, each
-half gives a new start, and at the end the exact program of the best shape (`exact`) is asked for something faster.
+The best of the fixed rules and of the paper's plan comes first. Then `bound` says how fast any policy of any shape
+(weight and staging slots, resident layers) could be, and with how many layers doing what; `climb` lays those out and
+improves them. While plan and bound are further apart than the proof asks for, the bound's families of shapes are split,
+each half gives a new start, and at the end the exact program of the best shape (`exact`) is asked for something faster.
 Every policy is lowered, timed by the simulator and its memory checked before it counts, so the step time is the
-simulator's. All work is counted in solves, nodes and simulations, not in seconds: unless the deadline comes first, equal
-questions get equal answers.
+simulator's. All work is counted in solves, nodes and simulations, not in seconds: unless the deadline comes first,
+equal questions get equal answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 from ...jobs.errors import DoesNotFit
 from ...jobs.policy import Policy
-from ..baselines import every_kth, keep_all, megatrain, shortages
+from ..baselines import every_kth, keep_all, megatrain
 from ..hardware import Budgets
 from ..simulator import simulate
 from .bound import Bound, Certificate, all_shapes, bound_of
@@ -40,13 +40,14 @@ STARTS: Final = 2
 """How often families are split, each half a start for the local search."""
 THRIFT: Final = (0.15, 0.03)
 """What a second on a link costs, in seconds of the step, in further starts for the local search."""
-SIMULATIONS: Final = 70
-"""Policies that are simulated from each start."""
-LONGEST_THOUGHT_S: Final = 4.0
-"""Seconds after which the search ends with what it has."""
+SIMULATIONS: Final = (12, 70)
+"""Fewest and most policies that are simulated from each start; in between `SIMULATED_LAYERS` of them all decide."""
+SIMULATED_LAYERS: Final = 2400
+LONGEST_THOUGHT_S: Final = 9.0
+"""Seconds after which the search ends with what it has: a limit for slow machines, where answers may differ."""
 EXACT_LAYERS: Final = 36
 """Longest chain for which the exact program is solved at the end."""
-EXACT_NODES: Final = 4000
+EXACT_NODES: Final = 1200
 """Nodes of the solver's search tree times layers, after which the exact program is left."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
@@ -103,7 +104,8 @@ class Search:
         for _ in range(STARTS):
             if self.proven or self.seconds_left() <= 0 or not self.certificate.refine(self._bound_and_climb):
                 break
-        if not self.proven and len(self.question.facts.layers) <= EXACT_LAYERS:
+        parked = any(layer.optimizer_home == "nvme" for layer in self.best.policy.layers)
+        if not self.proven and not parked and len(self.question.facts.layers) <= EXACT_LAYERS:
             self._solve_exactly(shape_of(self.best.policy))
 
     def _problem(self, shape: Shape) -> Problem:
@@ -137,7 +139,9 @@ class Search:
     def _climb_from(self, bound: Bound) -> None:
         """Improve the family's counts, or at least the best policy so far."""
         climb = self.climb
-        most = climb.simulated + SIMULATIONS
+        few, many = SIMULATIONS
+        number = SIMULATED_LAYERS // (len(self.question.facts.layers) * self.question.accumulation)
+        most = climb.simulated + max(few, min(many, number))
         here = Climb(self.question, until_s=self._enough_s, simulated=climb.simulated)
         for counts in _variants(bound.counts) if bound.counts else ():
             here.try_counts(counts)
@@ -162,7 +166,9 @@ class Search:
             left = self.seconds_left()
             if left <= 0:
                 return
-            exact = solve_exact(problem, backend=question.backend, seconds=left, gap=PROOF / 2, nodes=EXACT_NODES // layers)
+            exact = solve_exact(
+                problem, backend=question.backend, seconds=left, gap=PROOF / 2, nodes=EXACT_NODES // layers
+            )
             if exact.policy is None:
                 return
             policy = exact.policy.model_copy(update={"accumulation": question.accumulation})
@@ -214,10 +220,16 @@ def shape_of(policy: Policy) -> Shape:
 
 
 def first_best(question: Question) -> Policy:
-    """The fastest fixed rule that fits, or the paper's plan; where none does, a plan with copies out one by one."""
+    """The fastest fixed rule that fits, or the paper's plan; where none does, a plan with optimizer state on NVMe, or
+    one with copies out one by one."""
     climb = Climb(question)
     for policy in _rules(question):
         climb.offer(policy)
+    if climb.policy is None and question.budgets.nvme_bytes:
+        layers = len(question.facts.layers)
+        for length in range(1, question.longest_block + 1):
+            blocks = {length: layers // length} if length > 1 else {}
+            climb.try_counts(Counts(blocks=blocks, staging_slots=2))
     return climb.policy or find(replace(question, staging_slots=1)).policy
 
 

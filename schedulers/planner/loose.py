@@ -2,9 +2,9 @@
 
 A family is a range of weight slots, staging slots and numbers of resident layers. It waits like its member that waits
 least, and has the memory of the one that takes least. At the turn from forward to backward a member finds at most as
-many layers loaded as it has slots and residents; here any layers may be those, and only the others load after it. The recomputes of a block are
-taken as one, and neither they nor their loads wait for each other. Of more than two micro-batches, those between the
-first and the last only take their time on each stream.
+many layers loaded as it has slots and residents; here any layers may be those, and only the others load after it. The
+recomputes of a block are taken as one, and neither they nor their loads wait for each other. Of more than two
+micro-batches, those between the first and the last only take their time on each stream.
 """
 
 from __future__ import annotations
@@ -195,4 +195,3 @@ class LooseTiming(Timing):
             * self.choices.chosen[first, last]
             for first, last in self.choices.arriving[end]
         )
-

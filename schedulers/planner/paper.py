@@ -158,11 +158,16 @@ def _run(model: _Model, goal: Tier | None, backend: str, seconds: float) -> Any:
 
 
 def run_solver(model: Any, backend: str, seconds: float, gap: float, nodes: int | None = None) -> Any:
-    """Solve a MathOpt model, until ``seconds`` or ``nodes`` of the search tree are spent. Raises InputError for an unknown backend, LazytrainError where the solver fails."""
+    """Solve a MathOpt model, until ``seconds`` or ``nodes`` of the search tree are spent.
+
+    Raises InputError for an unknown backend, LazytrainError where the solver fails.
+    """
     if backend not in BACKENDS:
         raise InputError(f"no solver backend is called {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
     parameters = mathopt.SolveParameters(
-        time_limit=timedelta(seconds=max(0.0, seconds)), relative_gap_tolerance=gap, absolute_gap_tolerance=GAP,
+        time_limit=timedelta(seconds=max(0.0, seconds)),
+        relative_gap_tolerance=gap,
+        absolute_gap_tolerance=GAP,
         node_limit=nodes,
     )
     try:

@@ -42,7 +42,7 @@ class Ring:
         return tuple(layer for layer in range(self.layers) if layer not in self.resident)
 
     def forward_after(self, layer: int) -> int | None:
-        """The layer whose forward must have ended before this one is loaded for its forward; residents wait for none."""
+        """The layer whose forward must have ended before this one is loaded for its forward; None for residents."""
         if layer in self.resident:
             return None
         before = [other for other in self.in_ring if other < layer]

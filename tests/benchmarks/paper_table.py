@@ -7,9 +7,11 @@ layer) and its optimizer run after backward, not overlapped (36 bytes of host tr
 published tokens per second. Everything else follows. Speed-ups are over that row. ``predicted`` is the paper's planner
 at the same batch, with the same serial optimizer; ``every_layer`` likewise; ``ours`` is the full planner at the same
 batch, as it runs, and at the best batch: of one micro-batch a step, or of several with the row's own number of rows
-(``best_accumulation``), whichever is faster. A row whose efficiency would have to pass 0.95 of the GPU's dense rate cannot
-be explained, and says so. What remains unexplained of the others: the rule is modelled as the paper tells it (5 forwards'
-worth); with the 4.75 that blocks of four need, all speed-ups over it are 4 to 5 % lower. ``--quick`` leaves out the search for the best batch and the largest models.
+(``best_accumulation``), whichever is faster.
+
+A row whose efficiency would have to pass 0.95 of the GPU's dense rate cannot be explained, and says so. Of the others
+this is assumed: the rule is what the paper tells of it; with the 4.75 forwards that blocks of four need, all speed-ups
+over it are 4 to 5 % lower. ``--quick`` leaves out the search for the best batch and the largest models.
 """
 
 from __future__ import annotations
@@ -135,9 +137,7 @@ def row_of(row: tuple[str, str, int, float, int, float], *, quick: bool) -> dict
     return result
 
 
-def accumulated(
-    model: str, rows: int, tokens_s: float, profile: HardwareProfile, alone: float
-) -> dict[str, Any]:
+def accumulated(model: str, rows: int, tokens_s: float, profile: HardwareProfile, alone: float) -> dict[str, Any]:
     """The same rows a step as MegaTrain's, in smaller micro-batches, where that is faster than one micro-batch."""
     found = best_batch(partial(facts, model), profile, high=rows, global_batch=rows, solve_seconds=SOLVE_SECONDS).best
     speedup = found.tokens_per_s / tokens_s

@@ -63,9 +63,7 @@ def draw_policy(facts: ModelFacts, choose: random.Random, accumulation: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_no_policy_is_faster_than_the_bound_of_its_counts(
-    make_facts: Make, make_profile: Machine, seed: int
-) -> None:
+def test_no_policy_is_faster_than_the_bound_of_its_counts(make_facts: Make, make_profile: Machine, seed: int) -> None:
     """The bound's program, told how many layers do what, says no more than the simulator; its memory is enough."""
     choose = random.Random(seed)
     facts, profile = draw(make_facts, make_profile, choose, choose.randint(2, 10))

@@ -105,7 +105,8 @@ def test_any_policy_takes_as_long_as_in_the_simulator(make_facts: Make, make_pro
     choose = random.Random(seed)
     facts = draw_facts(make_facts, choose, choose.randint(1, 11))
     profile, accumulation = draw_profile(make_profile, choose), choose.choice((1, 1, 2, 3))
-    policy = draw_policy(facts, choose, accumulation, ["gpu", "host"] if seed % 3 and seed < 60 else ["gpu", "host", "nvme"])
+    homes = ["gpu", "host"] if seed % 3 and seed < 60 else ["gpu", "host", "nvme"]
+    policy = draw_policy(facts, choose, accumulation, homes)
     expected = simulate(policy, facts, profile).step_s
     horizon_s = expected * choose.choice((1.001, 1.5, 3.0))
     problem = Problem(facts, profile, PLENTY, shape_of(policy), horizon_s, 12, accumulation)

@@ -157,3 +157,17 @@ def test_a_shorter_master_is_named_where_it_is_enough(facts: ModelFacts, make_pr
     assert {change.what for change in short.changes} == {"master", "host_memory"}
     shorter = plan(facts, make_profile(), host_memory=host_memory(facts, 0) - 2 * low_halves)
     assert {change.what for change in shorter.changes} == {"host_memory"}
+
+
+def test_state_that_does_not_fit_the_host_goes_to_nvme(facts: ModelFacts, make_profile: Machine) -> None:
+    short = host_memory(facts, 0) - 20 * MIB
+    without = plan(facts, make_profile(), host_memory=short)
+    assert not without.feasible and "nvme" in {change.what for change in without.changes}
+    profile = make_profile(nvme_bytes=1 << 30)
+    answer = plan(facts, profile, host_memory=short)
+    assert answer.policy and answer.predicted and answer.solver
+    parked = [layer.index for layer in answer.policy.layers if layer.optimizer_home == "nvme"]
+    assert parked and parked[-1] == 11 and answer.policy.optimizer_home == "nvme"
+    assert shortages(answer.policy, facts, Budgets.of(profile, host_memory=short)) == []
+    assert answer.solver.bound_s is not None and answer.solver.bound_s <= answer.predicted.step_s
+    assert answer.predicted.step_s > 20 * MIB / profile.nvme_read_bytes_s
