@@ -5,16 +5,28 @@ import pickle
 import pytest
 
 from lazytrain.jobs import errors
-from lazytrain.jobs.errors import DoesNotFit, InputError, LazytrainError, OutOfMemory, SpecError
+from lazytrain.jobs.errors import (
+    DoesNotFit,
+    InputError,
+    InvariantBroken,
+    LazytrainError,
+    OutOfMemory,
+    SpecError,
+    StepFailed,
+    StorageError,
+)
 
 CASES = [
     SpecError("unknown key epoch", field="train.epoch", line=7, hint="did you mean epochs?"),
     OutOfMemory(tier="gpu", requested_bytes=10, used_bytes=95, budget_bytes=100),
     DoesNotFit("no plan fits", reasons=({"resource": "host_memory", "shortfall_bytes": 3},)),
+    StepFailed("it failed", op="load.3", stream="h2d", hint="do this"),
+    StorageError("it failed", tier="nvme", nbytes=4096, hint="do this"),
+    InvariantBroken("one_update", "update.3", "it was updated before"),
     *(
         kind("it failed", hint="do this")
         for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, LazytrainError) and kind is not OutOfMemory
+        if isinstance(kind, type) and issubclass(kind, LazytrainError) and "__init__" not in vars(kind)
     ),
 ]
 
