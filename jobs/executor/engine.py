@@ -56,8 +56,7 @@ class Engine:
         self._compute = Compute(facts, policy, units, device, self._weights, self._transfers)
         self._steps = Steps(facts, policy, units, owner, device, nvme_directory, self._transfers, self._weights)
         self._steps.learns = optimizer is not None
-        host = lambda: self.activation_host_bytes  # noqa: E731
-        checks = Checks(facts, device, self._weights, host) if debug else NoChecks()
+        checks = Checks(facts, device, self._weights, lambda: self.activation_host_bytes) if debug else NoChecks()
         recompute = self._compute.recompute
         self._run = Interpreter(self._steps.evaluation, names, device, self._transfers, recompute, checks)
         self._steps.attach(self._run, self._pass_over)

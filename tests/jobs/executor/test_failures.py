@@ -18,10 +18,9 @@ from lazytrain.jobs.policy import Policy
 HOMES = ["nvme", "host", "nvme", "host", "nvme", "gpu"]
 
 
-@pytest.fixture(params=["cpu", "emulated"])
-def streamed(request, make_model, facts_of, make_batch, monkeypatch):
-    facts = facts_of("llama")
-    device = Emulated(memory_bytes=1 << 30) if request.param == "emulated" else "cpu"
+@pytest.fixture
+def streamed(make_model, facts_of, make_batch, monkeypatch):
+    facts, device = facts_of("llama"), Emulated(memory_bytes=1 << 30)
     optimizer = HybridAdamW(lr=1e-2, max_grad_norm=1.0)
     policy = Policy.from_homes(facts, HOMES, accumulation=2)
     with stream(make_model("llama"), policy, device=device, optimizer=optimizer, facts=facts) as opened:
