@@ -108,7 +108,7 @@ class JobStore:
         with self._db.read() as session:
             return {JobState(state): count for state, count in session.execute(query)}
 
-    def ask(self, job_ids: Iterable[str], user: str, action: Action, now: float, **argument: Any) -> list[int]:
+    def ask(self, job_ids: Iterable[str], user: str, action: Action, now: float, **argument: Any) -> Sequence[int]:
         """File the same request for each job, in one transaction; their numbers."""
         rows = [
             RequestRow(job=job_id, user=user, action=action.value, argument=argument, created_at=now)

@@ -114,12 +114,6 @@ def test_it_goes_on_without_its_starter_and_stops_when_asked(
     assert outcome.step >= before.step
     assert list(JobFiles(order.run_dir).checkpoints.glob("*"))
     wait_for(lambda: other.runs() == set())
-    # Its next attempt goes on from there.
-    again = dataclasses.replace(long(order), claim=order.claim + "b", attempt=2)
-    other.start(again)
-    wait_for(lambda: look(other, again).step > outcome.step)
-    other.kill(again.claim)
-    wait_for(lambda: look(other, again).phase is Phase.ENDED)
 
 
 def test_killed_runs_leave_word_and_nothing_else(runner: RayRunner, order: RunOrder) -> None:
@@ -142,17 +136,6 @@ def test_killed_runs_leave_word_and_nothing_else(runner: RayRunner, order: RunOr
             ("died", "", 9) if victim == "training" else ("died", HOST_LOST, None)
         )
         assert psutil.wait_procs(training, timeout=10)[1] == []
-
-
-def test_errors_are_told_in_the_training_process_own_words(runner: RayRunner, order: RunOrder) -> None:
-    policy = {**order.policy, "sequence_length": 4}
-    runner.start(dataclasses.replace(order, policy=policy))
-    wait_for(lambda: look(runner, order).phase is Phase.ENDED)
-    outcome = look(runner, order).outcome
-    assert outcome is not None
-    assert (outcome.how, outcome.code, outcome.final, outcome.exit_code) == ("error", "invalid_input", True, 2)
-    assert "4 tokens a row" in outcome.message
-    assert "4 tokens a row" in JobFiles(order.run_dir).attempt(1).log.read_text()
 
 
 def test_a_node_is_measured_without_waiting(runner: RayRunner) -> None:
