@@ -153,7 +153,7 @@ def test_random_interleavings_never_leave_a_final_state(world: World) -> None:
     jobs: list[Any] = []
     ended: dict[str, JobState] = {}
     world.add_machine("b", gpus=2)
-    for _ in range(300):
+    for _ in range(200):
         event = draw.choice(["submit", "stop", "pause", "resume", "run", "finish", "die", "lose", "restart", "step"])
         job = draw.choice(jobs) if jobs else None
         if event == "submit" and len(jobs) < 20:
