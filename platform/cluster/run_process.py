@@ -51,17 +51,20 @@ class Pulse:
         self.loss = loss if loss is not None and loss == loss else self.loss
 
     def stop(self) -> None:
-        """One last beat."""
+        """One last beat, which shows the last step."""
         self._done.set()
         self._thread.join()
+        self._write()
 
     def _run(self) -> None:
-        while True:
-            self._count += 1
-            now = {"beat": self._count, "step": self.step, "total_steps": self.total_steps, "step_s": self.step_s}
-            write_json(self._files.beat, now, durable=False)
-            if self._done.wait(_BEAT_EVERY_S):
-                return
+        self._write()
+        while not self._done.wait(_BEAT_EVERY_S):
+            self._write()
+
+    def _write(self) -> None:
+        self._count += 1
+        now = {"beat": self._count, "step": self.step, "total_steps": self.total_steps, "step_s": self.step_s}
+        write_json(self._files.beat, now, durable=False)
 
 
 def main(order_file: Path) -> int:
