@@ -95,12 +95,15 @@ def kill(part: str, client: Client, place: Place, environment: dict[str, str]) -
     """Kill one part while something trains; seconds until the service works again."""
     wait_for(lambda: any(job.progress and job.progress.step for job in client.jobs(states=["RUNNING"])))
     pid = training_pid(client) if part == "training" else _pid(place, part)
+    leader = client.health().leader
     os.kill(pid, signal.SIGKILL)
     started = time.monotonic()
     if part == "supervisor":
         command("up", "--emulate", "RTX3090", "--gpus", "2", "--cpus", "2", "--no-mlflow", environment=environment)
     if part != "training":
         wait_for(lambda: place.process(part) is not None and _pid(place, part) != pid)
+    if part in ("controller", "ray"):  # with its Ray the controller goes too
+        wait_for(lambda: client.health().leader not in (None, leader))
     wait_for(lambda: client.health().status == "ok")
     return {"part": part, "back_after_s": time.monotonic() - started}
 
