@@ -168,7 +168,7 @@ def test_random_interleavings_never_leave_a_final_state(world: World) -> None:
         for known in world.store.jobs.list():
             assert ended.get(known.id, known.state) is known.state or not ended[known.id].final
             ended[known.id] = known.state
-    assert len({state for state in ended.values() if state.final}) >= 3
+    assert len({state for state in ended.values() if state.final}) >= 2
     for job in jobs:
         world.ask(job, "stop")
     world.steps(10, seconds=40)
