@@ -74,7 +74,7 @@ def stop_many(body: schemas.StopMany, user: Submitter, store: StoreOf) -> schema
         if unknown:
             raise NotFound(f"there is no job {unknown[0]}", hint="lazytrain ps lists the jobs")
         ids = list(dict.fromkeys(body.ids))
-    return schemas.Accepted(requests=store.jobs.ask(ids, user.name, Action.STOP, time.time()))
+    return schemas.Accepted(requests=list(store.jobs.ask(ids, user.name, Action.STOP, time.time())))
 
 
 @router.get("/jobs/{job_id}")
@@ -146,7 +146,7 @@ def request(number: int, user: Viewer, store: StoreOf) -> schemas.RequestAnswer:
 
 
 def _ask(store: Store, job: Job, user: str, action: Action, **argument: object) -> schemas.Accepted:
-    return schemas.Accepted(requests=store.jobs.ask([job.id], user, action, time.time(), **argument))
+    return schemas.Accepted(requests=list(store.jobs.ask([job.id], user, action, time.time(), **argument)))
 
 
 def _check_after(store: Store, after: list[str], user: str, *, everybody: bool) -> None:

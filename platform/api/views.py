@@ -19,7 +19,8 @@ def job_view(job: Job, *, spec: bool = False) -> schemas.JobView:
     fields["after"] = list(job.after)
     fields["outcome"] = finite(dict(job.outcome))
     fields["spec"] = dict(job.spec) if spec else None
-    return schemas.JobView(**fields, progress=_progress(job))
+    # A list of jobs that have ended is not worth a file for each of them.
+    return schemas.JobView(**fields, progress=_progress(job) if spec or not job.state.final else None)
 
 
 def _progress(job: Job) -> schemas.Progress | None:

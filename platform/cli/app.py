@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -63,7 +63,7 @@ app.add_typer(data.app, name="data")
 app.command("up", epilog=service.UP_EPILOG)(service.up)
 app.command("down", epilog=service.DOWN_EPILOG)(service.down)
 app.command("serve", epilog=service.SERVE_EPILOG)(service.serve)
-for _name, _command in {
+_QUEUE: dict[str, Callable[..., None]] = {
     "submit": queue.submit,
     "ps": queue.ps,
     "show": queue.show,
@@ -74,7 +74,8 @@ for _name, _command in {
     "retry": queue.retry,
     "set": queue.set_,
     "rm": queue.rm,
-}.items():
+}
+for _name, _command in _QUEUE.items():
     app.command(_name, epilog=queue.EPILOGS[_name])(_command)
 app.command("nodes", epilog=nodes.NODES_EPILOG)(nodes.nodes)
 app.command("top", epilog=nodes.TOP_EPILOG)(nodes.top)

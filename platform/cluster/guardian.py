@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # run as a script, it is no part of a package
-from keeper import descendants
+from keeper import descendants  # type: ignore[import-not-found]
 
 _LOOK_EVERY_S = 0.5
 _GONE_WITHIN_S = 10.0

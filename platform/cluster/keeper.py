@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         child.kill()
     code = child.wait()
     end_descendants()
-    ended = {
+    ended: dict[str, object] = {
         "exit_code": code if code >= 0 else None,
         "signal": -code if code < 0 else None,
         "because": because,

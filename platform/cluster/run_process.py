@@ -38,7 +38,8 @@ class Pulse:
         self._files = files
         self._count = 0
         self._done = threading.Event()
-        self.step, self.total_steps, self.step_s, self.loss = 0, 0, 0.0, None
+        self.step, self.total_steps, self.step_s = 0, 0, 0.0
+        self.loss: float | None = None
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
         self._thread.start()
 
@@ -50,17 +51,20 @@ class Pulse:
         self.loss = loss if loss is not None and loss == loss else self.loss
 
     def stop(self) -> None:
-        """One last beat."""
+        """One last beat, which shows the last step."""
         self._done.set()
         self._thread.join()
+        self._write()
 
     def _run(self) -> None:
-        while True:
-            self._count += 1
-            now = {"beat": self._count, "step": self.step, "total_steps": self.total_steps, "step_s": self.step_s}
-            write_json(self._files.beat, now, durable=False)
-            if self._done.wait(_BEAT_EVERY_S):
-                return
+        self._write()
+        while not self._done.wait(_BEAT_EVERY_S):
+            self._write()
+
+    def _write(self) -> None:
+        self._count += 1
+        now = {"beat": self._count, "step": self.step, "total_steps": self.total_steps, "step_s": self.step_s}
+        write_json(self._files.beat, now, durable=False)
 
 
 def main(order_file: Path) -> int:
@@ -84,8 +88,9 @@ def _end_of(order: RunOrder, pulse: Pulse) -> tuple[Outcome, int]:
         return Outcome(how="error", code=OutOfMemory.code, message="out of memory on host"), 1
     except LazytrainError as error:
         print(f"error: {error}", flush=True)
-        known = {"code": error.code, "message": error.message, "hint": error.hint}
-        return Outcome(how="error", final=isinstance(error, _FINAL), **known), error.exit_code
+        final = isinstance(error, _FINAL)
+        said = Outcome(how="error", code=error.code, message=error.message, hint=error.hint, final=final)
+        return said, error.exit_code
     except Exception as error:  # the last thing that this process says
         traceback.print_exc()
         first = (str(error).splitlines() or [""])[0]

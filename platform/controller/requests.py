@@ -17,14 +17,16 @@ _S = JobState
 
 def do_requests(desk: Desk) -> None:
     """Answer every request that waits, in the order of asking."""
+    answers: dict[int, str] = {}
     for request in desk.store.jobs.requests():
         try:
-            answer = _do(desk, request)
+            answers[request.id] = _do(desk, request)
         except Stale:
             continue  # the job changed meanwhile: asked again in the next step
         except LazytrainError as error:
-            answer = error.message
-        desk.store.jobs.answer(request.id, desk.clock(), answer)
+            answers[request.id] = error.message
+    # All at once: to be asked again, after a kill in between, does no harm.
+    desk.store.jobs.answer_all(answers, desk.clock())
 
 
 def _do(desk: Desk, request: Request) -> str:

@@ -62,7 +62,8 @@ def _run(settings: Settings, where: str) -> int:
     name = f"{platform.node()}-{os.getpid()}"
     controller = Controller(name, store, runner, planner, decide, config, time.time)
     try:
-        return _loop(controller, runner, where, address, told)
+        threading.Thread(target=_leave_with, args=(where, address), daemon=True).start()
+        return _loop(controller, runner, address, told)
     finally:
         controller.resign()
         planner.close()
@@ -76,7 +77,20 @@ def _told_to_end() -> threading.Event:
     return told
 
 
-def _loop(controller: Controller, runner: RayRunner, where: str, address: str, told: threading.Event) -> int:
+def _leave_with(where: str, address: str) -> None:
+    """End this process at once when another Ray has taken the place of ours: a call to one that is gone may hang."""
+    while True:
+        time.sleep(1.0)
+        try:
+            now = ray_address(where)
+        except Unreachable:
+            now = ""
+        if now != address:
+            log.warning("the Ray at %s is gone", address)
+            os._exit(AGAIN)
+
+
+def _loop(controller: Controller, runner: RayRunner, address: str, told: threading.Event) -> int:
     unreachable = 0
     while not told.wait(_EVERY_S):
         watchdog = threading.Timer(_LONGEST_STEP_S, os._exit, (AGAIN,))
@@ -85,7 +99,7 @@ def _loop(controller: Controller, runner: RayRunner, where: str, address: str, t
         controller.step()
         unreachable = 0 if _answers(runner) else unreachable + 1
         watchdog.cancel()
-        if unreachable >= _UNREACHABLE_STEPS or ray_address(where) != address:
+        if unreachable >= _UNREACHABLE_STEPS:
             log.warning("the Ray at %s is gone", address)
             return AGAIN
     return 0

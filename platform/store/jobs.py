@@ -108,7 +108,7 @@ class JobStore:
         with self._db.read() as session:
             return {JobState(state): count for state, count in session.execute(query)}
 
-    def ask(self, job_ids: Iterable[str], user: str, action: Action, now: float, **argument: Any) -> list[int]:
+    def ask(self, job_ids: Iterable[str], user: str, action: Action, now: float, **argument: Any) -> Sequence[int]:
         """File the same request for each job, in one transaction; their numbers."""
         rows = [
             RequestRow(job=job_id, user=user, action=action.value, argument=argument, created_at=now)
@@ -158,8 +158,14 @@ class JobStore:
 
     def answer(self, request: int, now: float, text: str = "") -> None:
         """Close a request; ``text`` says why it was not done."""
-        with self._db.write() as session:
-            session.execute(update(RequestRow).where(RequestRow.id == request).values(done_at=now, answer=text))
+        self.answer_all({request: text}, now)
+
+    def answer_all(self, answers: Mapping[int, str], now: float) -> None:
+        """Close several requests in one transaction."""
+        rows = [{"id": request, "done_at": now, "answer": text} for request, text in answers.items()]
+        if rows:
+            with self._db.write() as session:
+                session.execute(update(RequestRow), rows)
 
     def move(self, job: Job, move: Move, now: float, lease: Lease, **changes: Any) -> Job:
         """Change a job's state, and fields of `Job` with it.

@@ -27,7 +27,7 @@ def _try(operation: Any, client: Any) -> None:
 
     @given(case=cases)
     @settings(
-        max_examples=8,
+        max_examples=4,
         deadline=None,
         derandomize=True,
         database=None,

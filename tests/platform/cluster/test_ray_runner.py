@@ -1,6 +1,5 @@
 """Runs on a real Ray in another process: they go on without whoever started them, and leave nothing behind."""
 
-import dataclasses
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import ray
 
 from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
-from lazytrain.platform.artifacts import JobFiles, read_json
+from lazytrain.platform.artifacts import JobFiles
 from lazytrain.platform.cluster.ray_runner import RayRunner
 from lazytrain.platform.cluster.runs import HOST_LOST, Look, Phase, RunOrder
 from lazytrain.platform.planning import facts_of, find_model
@@ -55,7 +54,10 @@ def runner(head: tuple[Settings, str]) -> Iterator[RayRunner]:
 
 @pytest.fixture
 def order(tiny_job: Path, tmp_path: Path, runner: RayRunner) -> RunOrder:
-    spec = load_spec(tiny_job, ("train.max_steps=4", "train.batch=4", "evaluate.limit=2", "plan.nvme=null"))
+    spec = load_spec(
+        tiny_job,
+        ("train.max_steps=100000", "train.epochs=10000", "train.batch=4", "evaluate.limit=2", "plan.nvme=null"),
+    )
     facts = facts_of(find_model(spec.model.path), batch=4, length=48, dtype="float32")
     policy = Policy.from_homes(facts, ["host"] * len(facts.layers) + ["gpu"])
     return RunOrder(
@@ -76,30 +78,14 @@ def look(runner: RayRunner, order: RunOrder) -> Look:
     return runner.look(order.claim, order.run_dir, order.attempt)
 
 
-def long(order: RunOrder) -> RunOrder:
-    train = {**order.spec["train"], "max_steps": 100_000, "epochs": 10_000}
-    return dataclasses.replace(order, spec={**order.spec, "train": train})
-
-
-def test_machines_and_a_run_from_start_to_end(runner: RayRunner, order: RunOrder) -> None:
+def test_it_goes_on_without_its_starter_and_stops_when_asked(
+    head: tuple[Settings, str], order: RunOrder, runner: RayRunner
+) -> None:
     (machine,) = runner.machines()
     assert (machine.kind, machine.device, machine.gpus) == ("RTX3090", "emulated", 2)
     assert look(runner, order).phase is Phase.ABSENT
     runner.start(order)
     runner.start(order)  # the same claim is not started twice
-    wait_for(lambda: look(runner, order).phase is Phase.ENDED)
-    outcome = look(runner, order).outcome
-    assert outcome is not None
-    assert (outcome.how, outcome.step, outcome.exit_code) == ("done", 4, 0)
-    assert outcome.result == read_json(JobFiles(order.run_dir).result)
-    wait_for(lambda: runner.runs() == set())
-    wait_for(lambda: ray.available_resources().get("GPU") == 2)
-
-
-def test_it_goes_on_without_its_starter_and_stops_when_asked(
-    head: tuple[Settings, str], order: RunOrder, runner: RayRunner
-) -> None:
-    runner.start(long(order))
     wait_for(lambda: look(runner, order).step > 0)
     runner.close()
     other = RayRunner(*head)
@@ -114,50 +100,17 @@ def test_it_goes_on_without_its_starter_and_stops_when_asked(
     assert outcome.step >= before.step
     assert list(JobFiles(order.run_dir).checkpoints.glob("*"))
     wait_for(lambda: other.runs() == set())
-    # Its next attempt goes on from there.
-    again = dataclasses.replace(long(order), claim=order.claim + "b", attempt=2)
-    other.start(again)
-    wait_for(lambda: look(other, again).step > outcome.step)
-    other.kill(again.claim)
-    wait_for(lambda: look(other, again).phase is Phase.ENDED)
+    wait_for(lambda: ray.available_resources().get("GPU") == 2)
 
 
-def test_killed_runs_leave_word_and_nothing_else(runner: RayRunner, order: RunOrder) -> None:
-    for attempt, victim in enumerate(["training", "actor"], start=1):
-        asked = dataclasses.replace(long(order), claim=f"{order.claim}{attempt}", attempt=attempt)
-        runner.start(asked)
-        wait_for(lambda asked=asked: look(runner, asked).step > 0)
-        training = [
-            p for p in psutil.process_iter(["cmdline"]) if str(asked.run_dir) in " ".join(p.info["cmdline"] or [])
-        ]
-        actor = ray.get(ray.get_actor(f"run-{asked.claim}").pid.remote())
-        if victim == "training":
-            os.kill(next(p.pid for p in training if "run_process" in p.info["cmdline"][2]), signal.SIGKILL)
-        else:
-            os.kill(actor, signal.SIGKILL)
-        wait_for(lambda asked=asked: look(runner, asked).phase is Phase.ENDED)
-        outcome = look(runner, asked).outcome
-        assert outcome is not None
-        assert (outcome.how, outcome.code, outcome.signal) == (
-            ("died", "", 9) if victim == "training" else ("died", HOST_LOST, None)
-        )
-        assert psutil.wait_procs(training, timeout=10)[1] == []
-
-
-def test_errors_are_told_in_the_training_process_own_words(runner: RayRunner, order: RunOrder) -> None:
-    policy = {**order.policy, "sequence_length": 4}
-    runner.start(dataclasses.replace(order, policy=policy))
+def test_when_its_actor_is_killed_it_leaves_word_and_nothing_else(runner: RayRunner, order: RunOrder) -> None:
+    runner.start(order)
+    wait_for(lambda: look(runner, order).step > 0)
+    processes = [p for p in psutil.process_iter(["cmdline"]) if str(order.run_dir) in " ".join(p.info["cmdline"] or [])]
+    assert len(processes) == 2
+    os.kill(ray.get(ray.get_actor(f"run-{order.claim}").pid.remote()), signal.SIGKILL)
     wait_for(lambda: look(runner, order).phase is Phase.ENDED)
     outcome = look(runner, order).outcome
     assert outcome is not None
-    assert (outcome.how, outcome.code, outcome.final, outcome.exit_code) == ("error", "invalid_input", True, 2)
-    assert "4 tokens a row" in outcome.message
-    assert "4 tokens a row" in JobFiles(order.run_dir).attempt(1).log.read_text()
-
-
-def test_a_node_is_measured_without_waiting(runner: RayRunner) -> None:
-    (machine,) = runner.machines()
-    started = time.monotonic()
-    assert runner.measure(machine.name) is None
-    assert time.monotonic() - started < 5
-    wait_for(lambda: runner.measure(machine.name) is not None)
+    assert (outcome.how, outcome.code) == ("died", HOST_LOST)
+    assert psutil.wait_procs(processes, timeout=10)[1] == []

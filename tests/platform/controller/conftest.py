@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -254,7 +255,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, empty_database: Path) -> Iterator[World]:
+    shutil.copy(empty_database, tmp_path / "store.db")
     store = Store(f"sqlite:///{tmp_path / 'store.db'}")
     store.people.add("ada", Role.SUBMITTER, 0.0)
     world = World(store, FakeRunner(), FakePlanner(), tmp_path / "runs")

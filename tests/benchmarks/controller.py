@@ -3,7 +3,7 @@
 The store (SQLite), the controller and placement are real; training is stood in for: a run ends after it has been looked
 at three times. So everything that is measured is the service's own work.
 
-    python tests/benchmarks/queue.py [--quick] [--json]
+    python tests/benchmarks/controller.py [--quick] [--json]
 """
 
 from __future__ import annotations
