@@ -36,12 +36,6 @@ class Family:
         """The shape whose memory no member goes below."""
         return Shape(self.weights[0], self.staging[0])
 
-    def holds(self, shape: Shape) -> bool:
-        """Whether the shape is a member."""
-        numbers = (shape.weight_slots, shape.staging_slots, len(shape.resident))
-        ranges = (self.weights, self.staging, self.residents)
-        return all(low <= number <= high for number, (low, high) in zip(numbers, ranges, strict=True))
-
 
 class LooseTiming(Timing):
     """Adds to the model of ``choices`` the least times of any member of ``family``."""
