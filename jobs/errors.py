@@ -11,6 +11,7 @@
     ├── OutOfMemory             a tier's budget was passed while running
     ├── StorageError            a tier's disk failed while running
     ├── ProgramError            the model did not do what the step program says
+    │   └── InvariantBroken     an operation could overtake another (found by debug mode)
     ├── NonFiniteGradient       training diverged
     └── CheckpointError         a checkpoint is incomplete, damaged or of another run
 
@@ -136,6 +137,17 @@ class ProgramError(LazytrainError):
     """The model called its layers otherwise than the step program says."""
 
     code = "program_mismatch"
+
+
+class InvariantBroken(ProgramError):
+    """Operation ``op`` breaks ``invariant``, one of ``jobs.policy.hazards.INVARIANTS``: an error of this package."""
+
+    code = "invariant_broken"
+
+    def __init__(self, invariant: str, op: str, why: str) -> None:
+        super().__init__(f"{invariant}: {op}: {why}", hint="please report this, with the policy file")
+        self.invariant = invariant
+        self.op = op
 
 
 class NonFiniteGradient(LazytrainError):

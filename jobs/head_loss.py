@@ -145,15 +145,15 @@ def loss_with_gradients(
     targets: torch.Tensor,
     normaliser: float,
     parameters: Sequence[nn.Parameter],
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
     """The loss `loss_only` / ``normaliser`` and its gradients: for ``states`` (B * T, H) and for ``parameters``.
 
-    Those of parameters that are frozen are zero.
+    Those of parameters that are frozen are None.
     """
     total = torch.zeros((), dtype=torch.float32, device=states.device)
     state_gradient = torch.zeros_like(states)
-    parameter_gradients = [torch.zeros_like(parameter) for parameter in parameters]
-    learned = [g for g, p in zip(parameter_gradients, parameters, strict=True) if p.requires_grad]
+    parameter_gradients = [torch.zeros_like(p) if p.requires_grad else None for p in parameters]
+    learned = [gradient for gradient in parameter_gradients if gradient is not None]
     for part in _chunks(logits, len(targets)):
         with torch.enable_grad():
             chunk = states[rows[part]].requires_grad_()

@@ -24,9 +24,13 @@ class UnitFacts(Frozen):
     variety: str
     """What sort of unit it is, for example ``Qwen3DecoderLayer`` or ``Qwen3_5DecoderLayer/linear_attention``."""
     parameters: int
-    """Parameters that the unit uses, shared ones included."""
+    """Parameters that the unit uses, shared and frozen ones included."""
+    frozen_parameters: int = 0
+    """Those among them that do not learn: they are streamed, and have neither gradient nor optimizer state."""
     weight_bytes: int
     """Bytes of one load of its weights."""
+    frozen_bytes: int = 0
+    """Bytes of the frozen ones among them."""
     shares_weights_with: str = ""
     """Name of the earlier unit that owns this unit's (tied) weights; they have one master there."""
     forward_flops: float
@@ -44,6 +48,16 @@ class UnitFacts(Frozen):
     backward_workspace_bytes: int
     """Peak of re-forward and backward, beyond input, weights, incoming gradient, and the gradients it gives back."""
 
+    @property
+    def trainable_parameters(self) -> int:
+        """Parameters that learn."""
+        return self.parameters - self.frozen_parameters
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one gradient of it; 0 if all of it is frozen."""
+        return self.weight_bytes - self.frozen_bytes
+
 
 class ModelFacts(Frozen):
     """A model at one micro-batch and sequence length."""
@@ -58,7 +72,7 @@ class ModelFacts(Frozen):
     hidden_size: int
     vocabulary: int
     parameters: int
-    """Trainable parameters, tied ones counted once."""
+    """Parameters, frozen ones included and tied ones counted once."""
     side_bytes: int
     """Tensors that live on the device through the whole step beside the units: masks, rotary tables, ids, labels."""
     loose: tuple[str, ...] = ()
@@ -75,6 +89,11 @@ class ModelFacts(Frozen):
     def units(self) -> tuple[UnitFacts, ...]:
         """All units in the order of the forward pass."""
         return (*self.before, *self.layers, *self.after, self.head)
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Parameters that learn, tied ones counted once."""
+        return sum(unit.trainable_parameters for unit in self.units if not unit.shares_weights_with)
 
     @property
     def tokens(self) -> int:

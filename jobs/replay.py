@@ -6,7 +6,8 @@ The executor streams units this way and `introspect` measures them this way, so 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,8 @@ class Call:
     """Place of the boundary (the first floating-point tensor) among the leaves; -1 where there is none."""
     needs_gradient: list[bool]
     """For each tensor among the leaves, in order, whether it wants a gradient; the boundary always does."""
+    autocast: Autocast
+    """What autocast was when the unit was called."""
     rng: RngState | None = None
 
     @classmethod
@@ -66,7 +69,9 @@ class Call:
         floating = [i for i in places if leaves[i].is_floating_point()]
         named = [i for i in floating if leaves[i] is kwargs.get("hidden_states")]
         boundary = next(iter(named or floating), -1)
-        return cls(run, leaves, spec, boundary, [i == boundary or leaves[i].requires_grad for i in places])
+        needs_gradient = [i == boundary or leaves[i].requires_grad for i in places]
+        device = leaves[boundary].device.type if boundary >= 0 else "cpu"
+        return cls(run, leaves, spec, boundary, needs_gradient, Autocast.now(device))
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among the arguments, in order."""
@@ -75,7 +80,8 @@ class Call:
     def forward(self, boundary: torch.Tensor | None = None) -> Any:
         """Run the unit with ``boundary`` in its place (if given); what it returns is returned as it is."""
         args, kwargs = tree_unflatten(self._with(boundary), self.spec)
-        return self.run(*args, **kwargs)
+        with self.autocast.active():
+            return self.run(*args, **kwargs)
 
     def forward_with_graph(self, boundary: torch.Tensor | None = None) -> Graphed:
         """Run the unit on detached arguments, recording a graph."""
@@ -86,7 +92,7 @@ class Call:
             if needed:
                 inputs.append(leaves[place])
         args, kwargs = tree_unflatten(leaves, self.spec)
-        with torch.enable_grad():
+        with torch.enable_grad(), self.autocast.active():
             return Graphed(inputs, self.run(*args, **kwargs))
 
     def backward(
@@ -146,6 +152,29 @@ def padded(size: int) -> int:
 def padded_bytes(tensor: torch.Tensor) -> int:
     """Bytes of the tensor's storage, rounded up so that what follows it in a buffer is aligned for any dtype."""
     return padded(tensor.untyped_storage().nbytes())
+
+
+@dataclass(frozen=True, slots=True)
+class Autocast:
+    """Automatic mixed precision as it was, to be so again when a unit runs once more."""
+
+    device: str
+    enabled: bool
+    dtype: torch.dtype
+
+    @classmethod
+    def now(cls, device: str) -> Autocast:
+        """Remember it as it is for one type of device."""
+        return cls(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Have it so again, and keep no copy of a weight in another dtype: its memory is needed for the next layer."""
+        if not self.enabled and not torch.is_autocast_enabled(self.device):
+            yield
+            return
+        with torch.autocast(self.device, self.dtype, self.enabled, cache_enabled=False):
+            yield
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def op_seconds(op: Op, facts: ModelFacts, profile: HardwareProfile) -> float:
         rate: float = getattr(profile, _LINKS[op.kind])
         return op.bytes / rate
     if op.kind == "update":
-        return facts.units[op.unit].parameters / profile.update_parameters_s
+        return facts.units[op.unit].trainable_parameters / profile.update_parameters_s
     if op.kind in HOST_PASSES:
         return HOST_PASSES[op.kind] * op.bytes / profile.host_bytes_s
     if op.kind == "clip":
@@ -85,8 +85,9 @@ def host_bytes(
 def state_bytes(facts: ModelFacts, policy: Policy | None = None) -> dict[str, int]:
     """Bytes of the model's state on the host; without a ``policy``, with none of it on NVMe."""
     parked = Parked.of(policy, facts) if policy else Parked({}, frozenset())
-    with_state = facts.parameters - sum(facts.units[unit].parameters for unit in parked.state)
-    with_gradient = facts.parameters - sum(facts.units[unit].parameters for unit in parked.gradients)
+    learning = [unit.gradient_bytes // facts.element_bytes for unit in facts.units]
+    with_state = facts.trainable_parameters - sum(learning[unit] for unit in parked.state)
+    with_gradient = facts.trainable_parameters - sum(learning[unit] for unit in parked.gradients)
     return {
         "weights": facts.parameters * facts.element_bytes,
         "master": with_state * (MASTER_BYTES - facts.element_bytes),
@@ -109,7 +110,12 @@ def _static_host_bytes(program: Program) -> int:
 def _forwards(op: Op, unit: UnitFacts) -> float:
     """Compute of an operation in units of the unit's forward."""
     if op.kind == "loss":
-        return 1 + BACKWARD_FORWARDS  # the chunked head makes its gradients at once
+        return 1 + backward_forwards(unit)  # the chunked head makes its gradients at once
     if op.kind == "backward":
-        return 0.0 if unit.kind == "head" else REFORWARD[op.internals] + BACKWARD_FORWARDS
+        return 0.0 if unit.kind == "head" else REFORWARD[op.internals] + backward_forwards(unit)
     return 1.0
+
+
+def backward_forwards(unit: UnitFacts) -> float:
+    """Compute of a unit's gradients in units of its forward: one for its input, one for its weights that learn."""
+    return BACKWARD_FORWARDS - unit.frozen_parameters / unit.parameters

@@ -30,7 +30,7 @@ class Interpreter:
         transfers: Transfers,
         recompute: Callable[[Op], None],
     ) -> None:
-        """``names`` are the units'; ``recompute`` does a compute operation that the model does not drive."""
+        """``names`` are the units', for messages; ``recompute`` does the compute that the model does not drive."""
         self._names, self._device, self._transfers, self._run_recompute = names, device, transfers, recompute
         self.stall_s: dict[str, float] = defaultdict(float)
         self.moved_bytes: Counter[str] = Counter()
@@ -58,8 +58,8 @@ class Interpreter:
 
     def upcoming(self) -> Op | None:
         """The next compute operation that the model drives, if the program has one."""
-        ops = self.program.ops
-        return next((op for op in ops[self._next :] if op.stream == "compute" and op.kind != "recompute"), None)
+        position = self.program.driven[self._next]
+        return self.program.ops[position] if position >= 0 else None
 
     def peek(self, kind: str, unit: int) -> Op:
         """The next compute operation that the model drives; raise ProgramError if it is not the one named."""
@@ -92,10 +92,16 @@ class Interpreter:
         self._events[op.id] = self._device.compute_event()
         self._device.compute_ended(op.id, self._started)
         self._next += 1
-        for following in self.program.ops[self._next :]:
+        while not self.at_end:
+            following = self.program.ops[self._next]
             if following.stream == "compute" or following.kind == "offload":
                 break  # an offload's boundary comes with the next tick
             self._issue(following)
+
+    def run_out(self) -> None:
+        """Hand over what is left, when that is nothing that the model drives."""
+        while not self.at_end:
+            self._issue(self.program.ops[self._next])
 
     def submit(self, op: Op, work: Work, nbytes: int, after: Sequence[Event]) -> Event:
         """Hand work over to the operation's stream."""

@@ -10,36 +10,38 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from ..effects import Outcome, Places, apply, unit_call
 from ..errors import ProgramError
 from ..head_loss import Logits, forward_in_chunks
-from ..replay import Call
+from ..replay import Autocast, Call
 from ..structure import LOOSE
 from .engine import Engine
+from .functions import Arranged, StreamedLoss, StreamedUnit
+from .patches import Patches
 
 
 class StandIns:
-    """Replaces the forward of a model and of its units until `remove` is called."""
+    """Replaces the forward of a model and of its units, by way of ``patches``."""
 
-    def __init__(self, model: PreTrainedModel, engine: Engine) -> None:
-        self.model, self.engine = model, engine
+    def __init__(self, model: PreTrainedModel, engine: Engine, patches: Patches) -> None:
+        self.model, self.engine, self._patches = model, engine, patches
         self.anchor = torch.zeros((), requires_grad=True, device=engine.device.torch_device)
         loose = {name: model.get_parameter(name) for name in engine.facts.loose}
         self._places = Places(model, loose)
         self._loose_parameters = loose
         self._loose: dict[str, torch.Tensor] = {}
-        self._modules: list[nn.Module] = [model]
         self._depth = 0  # inside a unit: its own code runs
-        self._training = self._in_chunks = False
+        self._training = self._in_chunks = self._entered = False
         self._model_forward = model.forward
+        self._learning = _learning(model)
         self._logits = Logits(model, self._run_head, engine.facts.vocabulary)
         units: dict[str, list[int]] = defaultdict(list)
         for index, unit in enumerate(engine.units):
@@ -47,23 +49,12 @@ class StandIns:
                 units[unit.path].append(index)
         for path, indices in units.items():
             module = model.get_submodule(path)
-            self._replace(module, self._unit_forward(indices, Places(module, loose), module.forward))
+            patches.set(module, "forward", self._unit_forward(indices, Places(module, loose), module.forward))
         self.idle = self._guard_idle(units)
-
-        @functools.wraps(self._model_forward)  # trainers look at its parameters
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._forward(*args, **kwargs)
-
-        model.forward = forward
-
-    def remove(self) -> None:
-        """Give the model its own forwards back."""
-        for module in self._modules:
-            del module.forward
-
-    def _replace(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        module.forward = forward
-        self._modules.append(module)
+        patches.set(model, "forward", self._whole_forward(model.forward))
+        if model.base_model is not model:
+            patches.set(model.base_model, "forward", self._base_forward(model.base_model.forward))
+        patches.set(model, "get_output_embeddings", self._output_embeddings(model.get_output_embeddings))
 
     def _guard_idle(self, units: Mapping[str, object]) -> dict[str, nn.Parameter]:
         """Parameters that no text reaches: they stay where they are, and a call that needs them is refused."""
@@ -73,7 +64,7 @@ class StandIns:
             module = self.model.get_submodule(path)
             holds_units = any(unit == path or unit.startswith(f"{path}.") for unit in units)
             if path and not holds_units:
-                self._replace(module, _refuse(path, module.forward))
+                self._patches.set(module, "forward", _refuse(path, module.forward))
         return idle
 
     def _unit_forward(self, indices: list[int], places: Places, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,7 +75,7 @@ class StandIns:
                 return self._no_logits(*args)
             unit = self.engine.next_of(indices)
             if not self._training:
-                with self._inside():
+                with self._inside(), Autocast.now(self._device.type).active():
                     return self.engine.infer(unit, run, args, kwargs)
             call = unit_call(places, self._deep(run), self._loose, args, kwargs)
             if torch.is_grad_enabled():
@@ -94,8 +85,8 @@ class StandIns:
         return forward
 
     def _streamed(self, unit: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        arranged = _Arranged()
-        tensors = _StreamedUnit.apply(self.anchor, self.engine, unit, call, arranged, *call.tensors())
+        arranged = Arranged()
+        tensors = StreamedUnit.apply(self.anchor, self.engine, unit, call, arranged, *call.tensors())
         return apply(arranged.rebuild(tensors), args, kwargs)
 
     def _deep(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,21 +117,92 @@ class StandIns:
         self, *args: Any, labels: torch.Tensor | None = None, num_items_in_batch: Any = None, **kwargs: Any
     ) -> Any:
         """The model's forward; with ``labels``, and where the model allows it, the loss in chunks and no logits."""
-        device = self.engine.device.torch_device
-        args = tuple(_to(device, value) for value in args)
-        kwargs = {name: _to(device, value) for name, value in kwargs.items()}
-        self._training = torch.is_grad_enabled()
-        if labels is not None or self._training:
+        if labels is not None:
             kwargs["use_cache"] = False
-        with self.engine.device.counting(), _no_writes_into_outputs(), self._with_loose():
+        with self._entry(args, kwargs) as (args, kwargs):
             if labels is None:
                 return self._model_forward(*args, **kwargs)
             if self.engine.facts.loss == "whole":
                 if num_items_in_batch is not None:
                     kwargs["num_items_in_batch"] = num_items_in_batch
-                return self._model_forward(*args, labels=labels.to(device), **kwargs)
+                return self._model_forward(*args, labels=labels.to(self._device), **kwargs)
             kwargs.pop("logits_to_keep", None)
-            return self._forward_in_chunks(args, kwargs, labels.to(device), num_items_in_batch)
+            return self._forward_in_chunks(args, kwargs, labels.to(self._device), num_items_in_batch)
+
+    def _whole_forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)  # trainers look at its parameters
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._forward(*args, **kwargs)
+
+        return forward
+
+    def _base_forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The base model's forward, for those who make the loss from its hidden states themselves."""
+
+        @functools.wraps(run)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._entered:
+                return run(*args, **kwargs)
+            with self._entry(args, kwargs) as (args, kwargs):
+                return run(*args, **kwargs)
+
+        return forward
+
+    @contextmanager
+    def _entry(self, args: Any, kwargs: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """A forward of the model from outside: gives its arguments, on the device."""
+        args = tuple(_to(self._device, value) for value in args)
+        kwargs = {name: _to(self._device, value) for name, value in kwargs.items()}
+        self._training = torch.is_grad_enabled()
+        if self._training:
+            kwargs["use_cache"] = False
+            self._check_learning()
+        self._entered = True
+        self.engine.enter_model()
+        try:
+            with self.engine.device.counting(), _no_writes_into_outputs(), self._with_loose():
+                yield args, kwargs
+        finally:
+            self._entered = False
+
+    def _check_learning(self) -> None:
+        now = _learning(self.model)
+        if now != self._learning:
+            raise ProgramError(
+                f"since stream(), {len(now - self._learning)} parameters of the model were added or began to learn, "
+                f"and {len(self._learning - now)} were removed or frozen",
+                hint="freeze parameters and add adapters before stream()",
+            )
+
+    @property
+    def _device(self) -> torch.device:
+        return self.engine.device.torch_device
+
+    def _output_embeddings(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        """After a forward of the base model alone, the head's weights for whoever makes the logits from them."""
+        path = self.engine.units[self.engine.head].path
+
+        def output_embeddings() -> Any:
+            head = original()
+            plain = type(head) is nn.Linear and head is self.model.get_submodule(path)
+            if self._entered or not plain or not self.engine.head_is_next():
+                return head
+            return self._head_to_read(head)
+
+        return output_embeddings
+
+    def _head_to_read(self, head: nn.Module) -> _HeadToRead:
+        parameters = self.engine.units[self.engine.head].parameters
+        call = Call.of(lambda: Outcome(tuple(p.view_as(p) for p in parameters.values()), {}, []), (), {})
+        if self._training:
+            tensors = self._streamed(self.engine.head, call, (), {})
+        else:
+            tensors = self.engine.infer(self.engine.head, call.forward, (), {}).output
+        read = {
+            name: tensor if parameter.requires_grad else tensor.detach()
+            for (name, parameter), tensor in zip(parameters.items(), tensors, strict=True)
+        }
+        return _HeadToRead(**read)
 
     def _forward_in_chunks(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], labels: torch.Tensor, items: Any
@@ -149,7 +211,7 @@ class StandIns:
 
         def loss(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             if torch.is_grad_enabled():
-                streamed: torch.Tensor = _StreamedLoss.apply(self.engine, self._logits, states, labels, normaliser)
+                streamed: torch.Tensor = StreamedLoss.apply(self.engine, self._logits, states, labels, normaliser)
                 return streamed
             return self.engine.infer_loss(self._logits, states, labels, normaliser)
 
@@ -202,70 +264,16 @@ def _refuse(path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
     return refused
 
 
-class _Arranged:
-    """How the tensors that an autograd function returns were arranged in the unit's output."""
-
-    def take(self, output: Any) -> tuple[torch.Tensor, ...]:
-        self._leaves, self._spec = tree_flatten(output)
-        self._places = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
-        tensors = tuple(self._leaves[place] for place in self._places)
-        for place in self._places:
-            self._leaves[place] = None
-        return tensors
-
-    def rebuild(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        for place, tensor in zip(self._places, tensors, strict=True):
-            self._leaves[place] = tensor
-        return tree_unflatten(self._leaves, self._spec)
+def _learning(model: nn.Module) -> frozenset[int]:
+    return frozenset(id(parameter) for parameter in model.parameters() if parameter.requires_grad)
 
 
-class _StreamedUnit(torch.autograd.Function):
-    """A unit in the model's graph: saves a key to its input, not the input."""
+@dataclass(frozen=True)
+class _HeadToRead:
+    """What is read of a head that is not called: its weights are on the device as long as this is held."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: torch.Tensor,
-        engine: Engine,
-        unit: int,
-        call: Call,
-        arranged: _Arranged,
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.engine, ctx.unit, ctx.call = engine, unit, call
-        ctx.set_materialize_grads(False)
-        outputs = arranged.take(engine.forward_whole(call) if unit == engine.head else engine.forward(unit, call))
-        ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        _at_the_end(ctx.engine.end_backward)
-        return (None, None, None, None, None, *ctx.engine.backward(ctx.unit, ctx.call, gradients))
-
-
-class _StreamedLoss(torch.autograd.Function):
-    """The head: its gradients are made together with the loss, chunk by chunk."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, engine: Engine, logits: Logits, states: torch.Tensor, labels: torch.Tensor, normaliser: float | None
-    ) -> torch.Tensor:
-        ctx.engine = engine
-        loss, ctx.state_gradient = engine.loss(logits, states, labels, normaliser)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        _at_the_end(ctx.engine.end_backward)
-        state_gradient = ctx.engine.loss_backward(ctx.state_gradient, gradients[0])
-        ctx.state_gradient = None
-        return None, None, state_gradient, None, None
-
-
-def _at_the_end(work: Callable[[], None]) -> None:
-    """Have autograd do ``work`` when the backward that is running ends."""
-    torch.autograd.Variable._execution_engine.queue_callback(work)
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
 
 
 def _to(device: torch.device, value: Any) -> Any:

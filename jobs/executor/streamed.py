@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import NonFiniteGradient, ProgramError
@@ -20,9 +21,12 @@ from ..timeline import Timeline
 from .devices import Device, Emulated, open_device
 from .engine import Engine
 from .kernels import apply_liger, compile_layers
+from .model_state import ModelState
+from .patches import Patches, inner_model, patch_methods
 from .standins import StandIns
 from .stores import HostUnit, Optimizer
 from .stores.nvme import NvmeFile
+from .trainers import TrainerOptimizer
 from .transfers import PendingUpdate
 
 MAX_SKIPPED_STEPS = 3
@@ -44,7 +48,7 @@ class StepResult:
 
 
 def stream(
-    model: PreTrainedModel,
+    model: nn.Module,
     policy: Policy,
     *,
     device: str | Emulated = "auto",
@@ -57,30 +61,33 @@ def stream(
     """Take the model's weights over and stream its layers through ``device`` as ``policy`` says.
 
     ``streamed.model`` is the same object: ``model(**batch).loss.backward()`` and ``model.generate(...)`` work.
-    Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where everything with a home on
-    NVMe goes (the system's temporary directory by default). Raises ProgramError if the policy was made for another
-    model or batch.
+    The model may be one of ``transformers`` or of ``peft``. Parameters that are frozen now are streamed, and do not
+    learn. Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where everything with a home
+    on NVMe goes (the system's temporary directory by default). Raises ProgramError if the policy was made for another
+    model or batch, ModelError for what is no model of ``transformers``.
 
     ``compile`` compiles the layers (True: by torch's default backend; or a backend's name), ``liger`` gives them
     Liger's fused kernels; both change results by rounding, and `kernels` says what they cost and when they are refused.
     """
+    inner = inner_model(model)
     facts = facts or model_facts(
-        model,
+        inner,
         micro_batch=policy.micro_batch,
         sequence_length=policy.sequence_length,
         dtype="float32" if next(model.parameters()).dtype == torch.float32 else "bfloat16",
     )
     policy.check(facts)
     opened = open_device(device)
+    patches = Patches()
     if liger:
-        apply_liger(model, opened.torch_device)
+        apply_liger(inner, opened.torch_device)
     if compile:
-        compile_layers(model, facts, policy, "inductor" if compile is True else compile)
+        compile_layers(inner, facts, policy, "inductor" if compile is True else compile, patches)
     directory = Path(nvme_directory or tempfile.gettempdir())
     states = NvmeFile(directory) if optimizer is not None and policy.optimizer_home == "nvme" else None
-    units = _host_units(model, facts, policy, optimizer, opened, states)
+    units = _host_units(inner, facts, policy, optimizer, opened, states)
     engine = Engine(facts, policy, units, opened, optimizer, directory)
-    return Streamed(model, engine, opened, optimizer, states)
+    return Streamed(model, engine, opened, optimizer, states, patches)
 
 
 def _host_units(
@@ -121,17 +128,26 @@ class Streamed:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: nn.Module,
         engine: Engine,
         device: Device,
         optimizer: Optimizer | None,
         states: NvmeFile | None = None,
+        patches: Patches | None = None,
     ) -> None:
-        """``states`` holds the optimizer state that is on NVMe; it is closed with the rest."""
+        """``states`` holds the optimizer state that is on NVMe, ``patches`` what was changed in the model already.
+
+        Both end with the streaming.
+        """
         self.model, self.device, self.policy, self.facts = model, device, engine.policy, engine.facts
         self.steps = 0
         self._engine, self._optimizer, self._skipped, self._states = engine, optimizer, 0, states
-        self._standins = StandIns(model, engine)
+        self._trainer: TrainerOptimizer | None = None
+        self._patches, inner = patches or Patches(), inner_model(model)
+        self._prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is inner)
+        self._standins = StandIns(inner, engine, self._patches)
+        self._state = ModelState(inner, engine.units, device.torch_device, engine.flush)
+        patch_methods(model, self._patches, self.zero_grad)
 
     @property
     def accumulation(self) -> int:
@@ -142,14 +158,15 @@ class Streamed:
     def accumulation(self, micro_batches: int) -> None:
         self._engine.accumulation = micro_batches
 
-    def step(self, lr: float | None = None) -> StepResult:
+    def step(self, lr: float | None = None, *, scale: float = 1.0) -> StepResult:
         """End the step: clip exactly, and start the update, which goes on while the next forward runs.
 
-        Raises NonFiniteGradient after three non-finite gradients in a row.
+        ``scale`` multiplies the gradient before it is clipped. Raises NonFiniteGradient after three non-finite
+        gradients in a row.
         """
         if self._optimizer is None:
-            raise ProgramError("step() needs an optimizer", hint="stream(model, policy, optimizer=HybridAdamW(lr=...))")
-        clip = self._engine.finish_step()
+            raise _no_optimizer()
+        clip = self._engine.finish_step(scale)
         if not clip.finite:
             self._skipped += 1
             if self._skipped >= MAX_SKIPPED_STEPS:
@@ -161,8 +178,30 @@ class Streamed:
         self._skipped = 0
         self.steps += 1
         rate = self._optimizer.lr if lr is None else lr
-        self._engine.start_updates(PendingUpdate(self.steps, rate, clip.scale))
+        self._engine.start_updates(PendingUpdate(self.steps, rate, scale * clip.scale))
         return StepResult(self.steps, clip.norm, clip.scale, skipped=False)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of a step that was not taken, as ``model.zero_grad()`` does."""
+        self._engine.drop_gradients()
+        if self._trainer is not None:
+            self._trainer.hide_norm()
+
+    def trainer_optimizer(self) -> TrainerOptimizer:
+        """This model's optimizer, for trainers that drive the model: theirs decide when to step and to clip.
+
+        ``Trainer(model=streamed.model, optimizers=(streamed.trainer_optimizer(), None), ...)``. From now on a step
+        has as many micro-batches as the trainer runs before it. Raises ProgramError without an optimizer.
+        """
+        if self._optimizer is None:
+            raise _no_optimizer()
+        self._trainer = TrainerOptimizer(self, self._engine, self._optimizer)
+        return self._trainer
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write what ``from_pretrained`` loads: the model, or its adapters if it has any."""
+        save: Any = self.model.save_pretrained
+        save(directory)
 
     def flush(self) -> None:
         """Return when the last step's update has been applied to every weight."""
@@ -178,7 +217,7 @@ class Streamed:
             .clone()
             for index, unit in enumerate(self._engine.units)
             if (gradient := self._engine.gradient(index)) is not None
-            for segment in unit.layout.segments
+            for segment in unit.learning.segments
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -187,13 +226,14 @@ class Streamed:
         named: dict[str, torch.Tensor] = {}
         for unit in self._engine.units:
             named |= {name: view.clone() for name, view in unit.named(unit.weights.streamed).items()}
-        return named | {name: p.detach().clone() for name, p in self._standins.idle.items()}
+        named |= {name: p.detach().clone() for name, p in self._standins.idle.items()}
+        return {f"{self._prefix}{name}": tensor for name, tensor in named.items()}
 
     def unit_states(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
-        """Master weights and optimizer state, unit by unit, for a checkpoint."""
+        """Master weights and optimizer state of what learns, unit by unit, for a checkpoint."""
         self.flush()
         for unit, facts in zip(self._engine.units, self.facts.units, strict=True):
-            if not facts.shares_weights_with:
+            if facts.gradient_bytes and not facts.shares_weights_with:
                 yield unit.name, unit.weights.state()
 
     def load_unit_state(self, name: str, state: Mapping[str, torch.Tensor]) -> None:
@@ -243,7 +283,8 @@ class Streamed:
         try:
             self.flush()
         finally:
-            self._standins.remove()
+            self._patches.undo()
+            self._state.remove()
             for unit in self._engine.units:
                 unit.bind(unit.weights.streamed)
             self._engine.close()
@@ -256,3 +297,7 @@ class Streamed:
 
     def __exit__(self, *exception: Any) -> None:
         self.close()
+
+
+def _no_optimizer() -> ProgramError:
+    return ProgramError("step() needs an optimizer", hint="stream(model, policy, optimizer=HybridAdamW(lr=...))")

@@ -46,6 +46,12 @@ class InFlight:
     squares: dict[int, float] = field(default_factory=dict)
     """Of each master's gradient."""
 
+    def forget(self, micro: int) -> None:
+        """Drop what belongs to one micro-batch."""
+        for held in (self.calls, self.kept, self.outgoing):
+            for key in [key for key in held if key[1] == micro]:
+                del held[key]
+
 
 class Transfers:
     """Prepares the operations of one program at a time; ``prepare`` is called in the program's order."""
@@ -72,15 +78,20 @@ class Transfers:
         self.in_flight = InFlight()
         self._weights.clear()
 
+    def forget(self, micro: int) -> None:
+        """The backward of a micro-batch will not come."""
+        self.in_flight.forget(micro)
+
     def allocate_gradients(self, program: Program) -> None:
-        """Host memory for the gradients of a training program."""
-        contributions = Counter(self._owner[op.unit] for op in program.ops if op.kind == "gradient")
-        for unit, count in contributions.items():
+        """Host memory for the gradients of the training program that is about to begin."""
+        terms = Counter(self._owner[op.unit] for op in program.ops if op.kind in ("gradient", "accumulate"))
+        for unit, count in terms.items():
             if not self.parking.holds_gradient_of(unit):
-                self._units[unit].gradient_buffer(self._device, count)
-        staging = [buffer for buffer in program.buffers if buffer.name.startswith("gradient_staging.")]
+                self._units[unit].gradient_buffer(self._device, adds=count > 1)
+        sizes = [buffer.bytes for buffer in program.buffers if buffer.name.startswith("gradient_staging.")]
         dtype = self._units[0].dtype
-        self._staging = [self._device.host_empty(b.bytes // dtype.itemsize, dtype) for b in staging]
+        if sizes != [buffer.nbytes for buffer in self._staging]:
+            self._staging = [self._device.host_empty(size // dtype.itemsize, dtype) for size in sizes]
         self._adds = frozenset(op.id for op in program.ops if op.kind == "accumulate")
 
     @property
@@ -132,7 +143,7 @@ class Transfers:
 
     def _swap_in(self, op: Op) -> Transfer:
         key = (op.unit, op.micro)
-        return self.store.swap_in(key, self.in_flight.kept[key])
+        return self.store.swap_in(key, self.in_flight.kept.get(key))
 
     # ---- gradients
 
@@ -148,7 +159,7 @@ class Transfers:
         """The master's own buffer for its first gradient, the next staging buffer for those that are added to it."""
         addition, staged = op.id.replace("gradient.", "accumulate.", 1), self.in_flight.staged
         if addition in self._adds:
-            staged[addition] = self._staging[len(staged) % len(self._staging)][: owner.layout.numel]
+            staged[addition] = self._staging[len(staged) % len(self._staging)][: owner.learning.numel]
             return staged[addition]
         if self.parking.holds_gradient_of(self._owner[op.unit]):
             self.parking.place_gradient(self._owner[op.unit])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -29,8 +30,8 @@ class DeviceWeights:
 
     def clear(self) -> None:
         """Forget what lies outside the slots (a step begins or was given up)."""
-        self._own: dict[str, torch.Tensor] = {}  # by the operation that loaded it
-        self._waiting: torch.Tensor | None = None  # the head's, for a backward that the engine does not do
+        self._own: dict[int, deque[torch.Tensor]] = defaultdict(deque)  # by unit, in the order of its uses
+        self._waiting: dict[int, torch.Tensor] = {}  # the head's by micro-batch, until its backward
 
     def close(self) -> None:
         """Give the memory back."""
@@ -41,12 +42,20 @@ class DeviceWeights:
         """Where a load puts its weights: its slot, or memory of its own."""
         if op.slot >= 0:
             return self._slots[op.slot][:numel]
-        self._own[op.id] = self._device.empty(numel, dtype)
-        return self._own[op.id]
+        self._own[op.unit].append(self._device.empty(numel, dtype))
+        return self._own[op.unit][-1]
 
-    def keep_for_head(self, flat: torch.Tensor | None) -> None:
-        """Hold the head's weights until its backward (or, with None, no longer)."""
-        self._waiting = flat
+    def forget_loaded(self) -> None:
+        """What was loaded ahead, outside the slots, will be loaded again."""
+        self._own.clear()
+
+    def keep_for_head(self, micro: int, flat: torch.Tensor) -> None:
+        """Hold the head's weights until the backward of a micro-batch."""
+        self._waiting[micro] = flat
+
+    def drop_for_head(self, micro: int) -> None:
+        """That backward will not come."""
+        self._waiting.pop(micro, None)
 
     @contextmanager
     def bound(self, op: Op) -> Iterator[torch.Tensor]:
@@ -63,7 +72,5 @@ class DeviceWeights:
         if op.slot >= 0:
             return self._slots[op.slot]
         if op.kind == "backward" and op.unit == self._head:
-            flat, self._waiting = self._waiting, None
-            assert flat is not None, "the loss has loaded them"
-            return flat
-        return self._own.pop(next(name for name in op.after if name.startswith("load.")))
+            return self._waiting.pop(op.micro)
+        return self._own[op.unit].popleft()

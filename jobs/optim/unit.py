@@ -94,6 +94,13 @@ class UnitOptimizer:
         """The exact weights, flat fp32; the live ones when they are kept in fp32, else a copy."""
         return join(self.streamed, self.low) if self.low is not None else self.streamed.float()
 
+    def load_master(self, weights: torch.Tensor) -> None:
+        """Take these weights, flat fp32; states stay as they are."""
+        if self.low is not None:
+            split(weights, self.streamed, self.low)
+        else:
+            self.streamed.copy_(weights)
+
     def state(self) -> dict[str, torch.Tensor]:
         """All that an exact continuation needs, by name; views of the live buffers, except the small ``format``."""
         return {_WEIGHTS[self._master_kind]: self.streamed, **self.state_beside_streamed()}
@@ -143,11 +150,7 @@ class UnitOptimizer:
         """
         if other.layout != self.layout:
             raise InputError("optimizer states cannot move between different layouts", hint="load the same model")
-        weights = other.master()
-        if self.low is not None:
-            split(weights, self.streamed, self.low)
-        else:
-            self.streamed.copy_(weights)
+        self.load_master(other.master())
         if self._parts == other._parts and self._block_size == other._block_size:
             for name, tensor in self._states.items():
                 tensor.copy_(other._states[name])

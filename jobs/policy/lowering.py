@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ..errors import ProgramError
 from ..model_facts import ModelFacts, UnitFacts
 from .artifact import Home, Policy
+from .order import NORMS, Order, Phase, micro_batches
 from .parked import RING, Parked, RingUses, blocks, update_phase
 from .program import Buffer, Internals, Kind, Op, Program, Stream, Tier, unit_labels
+from .waits import without_implied
 
 ComputeKind = Literal["forward", "loss", "recompute", "backward"]
 
@@ -29,30 +32,45 @@ _LOAD_PHASE = {"forward": "", "loss": "", "recompute": ".r", "backward": ".b"}
 
 
 def lower(
-    policy: Policy,
-    facts: ModelFacts,
-    *,
-    accumulation: int | None = None,
-    state_bytes: Mapping[int, int] | None = None,
+    policy: Policy, facts: ModelFacts, *, order: Order = (), state_bytes: Mapping[int, int] | None = None
 ) -> Program:
     """The program of one training step. Raises ProgramError for a policy made for other facts.
 
-    ``accumulation`` overrides the policy's number of micro-batches (the last step of an epoch may have fewer).
-    ``state_bytes`` are the true bytes, by unit, of optimizer state on NVMe; without them the 8-bit optimizer's count.
+    ``order`` is by default forward and backward of each of the policy's micro-batches in turn. In another order, every
+    forward must have its backward, and `NORMS` is the last phase. ``state_bytes`` are the true bytes, by unit, of
+    optimizer state on NVMe; without them the 8-bit optimizer's count.
     """
     policy.check(facts)
     lowering = _Lowering(policy, facts, Parked.of(policy, facts, state_bytes))
-    for micro in range(accumulation or policy.accumulation):
-        lowering.add_micro_batch(micro)
+    for phase in order or micro_batches(policy.accumulation):
+        lowering.add(phase)
+    return lowering.finish()
+
+
+def lower_rest(policy: Policy, facts: ModelFacts, order: Order, *, gradients: bool) -> Program:
+    """Phases with which a step goes on, when all before them have ended, in another order than was thought.
+
+    ``gradients`` says whether the step has some already, to which those of these phases are to be added. Raises
+    ProgramError where these are on NVMe, whose room is given out before the step.
+    """
+    parked = Parked.of(policy, facts)
+    if parked.gradients and any(phase.kind in ("backward", "norms") for phase in order):
+        raise ProgramError(
+            "gradients on NVMe need a step of the policy's micro-batches, forward and backward in turn",
+            hint="set streamed.accumulation before a step that has fewer or more, or plan with gradients on the host",
+        )
+    lowering = _Lowering(policy, facts, Parked(parked.state, frozenset()), whole=False, gradients=gradients)
+    for phase in order:
+        lowering.add(phase)
+    return lowering.finish()
     return lowering.finish()
 
 
 def lower_forward(facts: ModelFacts, *, weight_slots: int = 2) -> Program:
     """The program of one forward pass without gradients: what evaluation and generation run."""
     homes: list[Home] = ["gpu"] * (len(facts.layers) + 1)
-    lowering = _Lowering(Policy.from_homes(facts, homes, weight_slots=weight_slots), facts, Parked({}, frozenset()))
-    lowering.add_forward_only()
-    return lowering.finish()
+    policy = Policy.from_homes(facts, homes, weight_slots=weight_slots)
+    return lower_rest(policy, facts, (Phase("evaluate", 0),), gradients=False)
 
 
 @dataclass(slots=True)
@@ -68,36 +86,51 @@ class _Compute:
 
 
 class _Lowering:
-    def __init__(self, policy: Policy, facts: ModelFacts, parked: Parked) -> None:
+    def __init__(
+        self, policy: Policy, facts: ModelFacts, parked: Parked, *, whole: bool = True, gradients: bool = False
+    ) -> None:
+        self.whole, self.gradients, self.order = whole, gradients, list[Phase]()
         self.policy, self.facts, self.units, self.parked = policy, facts, facts.units, parked
         self.labels = unit_labels(tuple(u.kind for u in self.units), tuple(u.name for u in self.units))
         self.first, self.layers, self.head = len(facts.before), len(facts.layers), len(self.units) - 1
         by_name = {unit.name: i for i, unit in enumerate(self.units)}
         self.owner = [by_name.get(unit.shares_weights_with, i) for i, unit in enumerate(self.units)]
-        self.owned = [u for u in range(len(self.units)) if self.owner[u] == u]
-        self.training = False
+        self.learning = [u for u, unit in enumerate(self.units) if self.owner[u] == u and unit.gradient_bytes]
         self.computes: list[_Compute] = []
         self.position: dict[str, int] = {}
         self.early: dict[int, list[Op]] = defaultdict(list)  # what is issued just before the compute operation there
         self.placed_at: dict[str, int] = {}
         self.issued: dict[str, list[str]] = defaultdict(list)  # by kind, where a ring of buffers limits how many
         self.staged: list[str] = []  # for each use of an NVMe staging buffer, what ends it
+        self.staged_at = 0  # they are taken in the order of the program
         self.leaving: dict[str, deque[tuple[int, str]]] = {"offload": deque(), "swap_out": deque()}  # by position
         self.last_h2d = 0
         self.ring: list[tuple[int, int]] = [(-1, -1)] * policy.weight_slots  # unit held, last position that used it
         self.recent: dict[int, int] = {}  # the layers used last, oldest first, and the position of that use
         resident = [self.first + layer.index for layer in policy.layers if layer.resident]
+        self.loaded: dict[int, str] = {}  # residents, and what loaded them
         self.resident = {unit: policy.weight_slots + i for i, unit in enumerate(resident)}  # unit to its own slot
         self.buffers: list[Buffer] = []
 
     # ---- the order of compute
 
-    def add_micro_batch(self, micro: int) -> None:
-        """Forward, loss and backward of one micro-batch."""
-        self.training = True
+    def add(self, phase: Phase) -> None:
+        """One pass over the units."""
+        self.order.append(phase)
+        {"forward": self._add_forward, "backward": self._add_backward, "evaluate": self._add_evaluation}.get(
+            phase.kind, lambda _: None
+        )(phase.micro)
+
+    def _add_forward(self, micro: int) -> None:
         for unit in range(self.head):
             self._compute("forward", unit, micro)
         self._compute("loss", self.head, micro)
+
+    def _add_evaluation(self, micro: int) -> None:
+        for unit in range(len(self.units)):
+            self._compute("forward", unit, micro)
+
+    def _add_backward(self, micro: int) -> None:
         for unit in range(self.head, self.first + self.layers - 1, -1):
             self._compute("backward", unit, micro)
         self._add_layers_backward(micro)
@@ -114,11 +147,6 @@ class _Lowering:
                     self._compute("recompute", self.first + inner, micro)
                 known_from = start + 1
             self._compute("backward", self.first + layer, micro)
-
-    def add_forward_only(self) -> None:
-        """One forward pass whose head gives logits."""
-        for unit in range(len(self.units)):
-            self._compute("forward", unit, 0)
 
     def _compute(self, kind: ComputeKind, unit: int, micro: int) -> None:
         compute = _Compute(kind, unit, micro, self._id(kind, unit, micro))
@@ -141,7 +169,7 @@ class _Lowering:
             self._wait_for_copies_out(position, compute)
             self._place_load(position, compute)
             home = self._home(compute.unit)
-            if home in ("host", "nvme") and self.training:
+            if home in ("host", "nvme") and not self._evaluates(compute):
                 if compute.kind == "forward":
                     self._place_offload(position, compute, home)
                 elif (
@@ -154,9 +182,20 @@ class _Lowering:
                 self._place_gradient(position, compute)
             self._hold_results(compute)
             self._remember(position, compute)
-        self._place_norms()
+        if NORMS in self.order:
+            self._place_norms()
         self._hold_static()
-        return Program((*updates, *self._in_order(), *self._clip()), tuple(self.buffers))
+        ops = (*updates, *self._in_order(), *self._clip())
+        if not self.whole:
+            ops = _without_waits_for_others(ops)
+        known = {op.id for op in ops}
+        buffers = tuple(_within(buffer, known) for buffer in self.buffers)
+        program = Program(without_implied(ops), buffers, tuple(self.order), self.whole)
+        return replace(program, promised=program.moments)
+
+    def _evaluates(self, compute: _Compute) -> bool:
+        """Whether nothing is kept of this operation for a backward."""
+        return Phase("evaluate", compute.micro) in self.order
 
     def _home(self, unit: int) -> Home | None:
         """Home of a layer's input; None for units that are not layers."""
@@ -181,35 +220,33 @@ class _Lowering:
             return  # the loss made the head's gradients; backward only scales them
         if unit.kind != "layer":
             ahead = HEAD_AHEAD if compute.kind != "backward" and unit.kind != "before" else 2
-            load = self._load(compute, freed_at=position - ahead)
+            load = self._load(compute, at=position - ahead + 1, freed_by=position - ahead)
             self._hold(f"weights.{load}", "gpu", unit.weight_bytes, load, compute.id)
             return
         if compute.unit in self.resident:
             compute.slot = self.resident[compute.unit]
-            name = f"load.{self.labels[compute.unit]}@0"
-            if name in self.placed_at:
-                compute.after.append(name)
+            if compute.unit in self.loaded:
+                compute.after.append(self.loaded[compute.unit])
             else:
-                self._load(compute, freed_at=min(used for _, used in self.ring))
+                self.loaded[compute.unit] = self._load(compute, at=min(used for _, used in self.ring) + 1)
             return
         held = [s for s, (holds, _) in enumerate(self.ring) if holds == compute.unit]
         compute.slot = held[0] if held else min(range(len(self.ring)), key=lambda s: self.ring[s][1])
         if not held:
-            self._load(compute, freed_at=self.ring[compute.slot][1])
+            used = self.ring[compute.slot][1]
+            self._load(compute, at=used + 1, freed_by=used)
         self.ring[compute.slot] = (compute.unit, position)
 
-    def _load(self, compute: _Compute, *, freed_at: int) -> str:
-        """Load weights as soon as the compute operation at ``freed_at`` leaves its buffer."""
+    def _load(self, compute: _Compute, *, at: int, freed_by: int = -1) -> str:
+        """Load weights before the compute operation at ``at``, when the one at ``freed_by`` has left their buffer."""
         label = self.labels[compute.unit]
-        after = [f"update.{self.labels[self.owner[compute.unit]]}"] if self.training else []
-        if freed_at >= 0:
-            after.append(self.computes[freed_at].id)
+        owner = self.owner[compute.unit]
+        after = [f"update.{self.labels[owner]}"] if self.units[owner].gradient_bytes else []
+        if freed_by >= 0:
+            after.append(self.computes[freed_by].id)
         name = f"load.{label}{_LOAD_PHASE[compute.kind]}@{compute.micro}"
         size = self.units[compute.unit].weight_bytes
-        self._issue(
-            max(0, freed_at + 1),
-            Op(name, "load", "h2d", compute.unit, compute.micro, size, tuple(after), compute.slot),
-        )
+        self._issue(max(0, at), Op(name, "load", "h2d", compute.unit, compute.micro, size, tuple(after), compute.slot))
         compute.after.append(name)
         return name
 
@@ -222,18 +259,20 @@ class _Lowering:
         offload = self._transfer(position, "offload", "d2h", compute, size, after)
         self.leaving["offload"].append((position, offload))
         if home == "nvme":
+            self.staged_at = position
             self.staged.append(self._transfer(position, "write", "nvme_write", compute, size, [offload]))
 
     def _place_reload(self, compute: _Compute, home: Home) -> None:
         """Bring a boundary back to the GPU as many layers ahead as there are weight slots."""
         unit, micro, size = compute.unit, compute.micro, self._boundary_bytes(compute.unit)
-        forward = self.position[self._id("forward", unit, micro)]
+        forward = self.position.get(self._id("forward", unit, micro), -1)
         freed_at = max(self._layers_ago(), forward)
         stored = self._id("offload", unit, micro)
         if home == "nvme":
-            freed_at = max(freed_at, self.position[self._id("loss", self.head, micro)] - 1)
+            freed_at = max(freed_at, self._end_of_forward(micro) - 1)
             stored = self._place_read(compute, size)
-        reload = self._transfer(freed_at + 1, "reload", "h2d", compute, size, [stored, self.computes[freed_at].id])
+        at = max(freed_at + 1, self.placed_at.get(stored, 0))
+        reload = self._transfer(at, "reload", "h2d", compute, size, [stored, *self._freed_by(freed_at)])
         compute.after.append(reload)
         self._hold(f"boundary.{reload}", "gpu", size, reload, self._id("backward", unit, micro))
         if home == "nvme":
@@ -243,18 +282,27 @@ class _Lowering:
 
     def _place_read(self, compute: _Compute, size: int) -> str:
         """Read into a host staging buffer once the forward is over and a buffer is empty."""
-        at, after = self.position[self._id("loss", self.head, compute.micro)], []
+        at, after = self._end_of_forward(compute.micro), []
         if len(self.staged) >= NVME_STAGING:
             after = [self.staged[-NVME_STAGING]]
-            at = max(at, self.placed_at[after[0]])
+            at = max(at, self.placed_at[after[0]], self.staged_at)
+        self.staged_at = at
         write = self._id("write", compute.unit, compute.micro)
         read = self._transfer(at, "read", "nvme_read", compute, size, [write, *after])
         self.staged.append(self._id("reload", compute.unit, compute.micro))
         return read
 
+    def _end_of_forward(self, micro: int) -> int:
+        """Position of a micro-batch's loss, or 0 if that is in another program."""
+        return self.position.get(self._id("loss", self.head, micro), 0)
+
+    def _freed_by(self, position: int) -> list[str]:
+        """The compute operation there, after which there is room for something else; none before the first."""
+        return [self.computes[position].id] if position >= 0 else []
+
     def _internals(self, compute: _Compute) -> Internals:
         layer = compute.unit - self.first
-        if not self.training or compute.kind not in ("forward", "backward") or not 0 <= layer < self.layers:
+        if self._evaluates(compute) or compute.kind not in ("forward", "backward") or not 0 <= layer < self.layers:
             return "none"
         return self.policy.layers[layer].internals
 
@@ -271,8 +319,8 @@ class _Lowering:
             self._hold(f"internals.{forward}", "gpu", size, forward, released)
         elif swapped:
             swap_out = self._id("swap_out", compute.unit, compute.micro)
-            freed_at = max(self._layers_ago(), self.position[forward] + 1)
-            after = [swap_out, self.computes[freed_at].id]
+            freed_at = max(self._layers_ago(), self.position.get(forward, -2) + 1)
+            after = [swap_out, *self._freed_by(freed_at)]
             swap_in = self._transfer(freed_at + 1, "swap_in", "h2d", compute, size, after)
             compute.after.append(swap_in)
             self._hold(f"internals.{swap_in}", "gpu", size, swap_in, backward)
@@ -280,8 +328,10 @@ class _Lowering:
 
     def _place_gradient(self, position: int, compute: _Compute) -> None:
         """Copy a unit's gradient out; all but the first that a master gets are added to what is there."""
-        owner, size = self.owner[compute.unit], self.units[compute.unit].weight_bytes
-        adds = bool(self.issued[f"into.{owner}"])
+        owner, size = self.owner[compute.unit], self.units[compute.unit].gradient_bytes
+        if not size:
+            return  # all of it is frozen
+        adds = self.gradients or bool(self.issued[f"into.{owner}"])
         after = [compute.id]
         if adds and len(self.issued["accumulate"]) >= GRADIENT_STAGING:
             after.append(self.issued["accumulate"][-GRADIENT_STAGING])
@@ -315,23 +365,21 @@ class _Lowering:
 
     def _host_gradient_bytes(self, owner: int) -> int:
         """Bytes of a gradient on the host: float32 where contributions are added up."""
-        elements = self.units[owner].weight_bytes // self.facts.element_bytes
-        return elements * (4 if self.contributions[owner] > 1 else self.facts.element_bytes)
+        elements = self.units[owner].gradient_bytes // self.facts.element_bytes
+        return elements * (4 if self.gradients or self.contributions[owner] > 1 else self.facts.element_bytes)
 
     def _place_norms(self) -> None:
         """Sum the squares of each master's gradient right after its last contribution has landed."""
-        if not self.training:
-            return
-        for owner in sorted(self.owned, key=lambda u: self.placed_at[self.issued[f"into.{u}"][-1]]):
-            landed = self.issued[f"into.{owner}"][-1]
-            size = self.units[owner].weight_bytes
-            norm = Op(f"norm.{self.labels[owner]}", "norm", "cpu", owner, self.computes[-1].micro, size, (landed,))
-            self._issue(self.placed_at[landed], norm)
+        landed = {owner: self.issued[f"into.{owner}"][-1:] for owner in self.learning}
+        at = {owner: self.placed_at[names[0]] if names else 0 for owner, names in landed.items()}
+        for owner in sorted(self.learning, key=at.__getitem__):
+            size = self.units[owner].gradient_bytes
+            norm = Op(f"norm.{self.labels[owner]}", "norm", "cpu", owner, 0, size, tuple(landed[owner]))
+            self._issue(at[owner], norm)
             if owner in self.parked.gradients:
-                last, size = landed.split(".", 1)[1], self._host_gradient_bytes(owner)
-                micro = self.computes[-1].micro
-                written = Op(f"write_gradient.{last}", "write_gradient", "nvme_write", owner, micro, size, (norm.id,))
-                self._issue(self.placed_at[landed], written)
+                last, size = landed[owner][0].split(".", 1)[1], self._host_gradient_bytes(owner)
+                written = Op(f"write_gradient.{last}", "write_gradient", "nvme_write", owner, 0, size, (norm.id,))
+                self._issue(at[owner], written)
 
     def _transfer(self, at: int, kind: Kind, stream: Stream, compute: _Compute, size: int, after: list[str]) -> str:
         name = self._id(kind, compute.unit, compute.micro)
@@ -383,11 +431,12 @@ class _Lowering:
                 return
             size = self._boundary_bytes(self.first)  # the model adds the embeddings up to boundary 0
         reader = unit + 1
-        released = [self._id("loss" if self.training and reader == self.head else "forward", reader, micro)]
+        keeps = not self._evaluates(compute)
+        released = [self._id("loss" if keeps and reader == self.head else "forward", reader, micro)]
         home = self._home(reader) or "gpu"
-        if self.training and home == "gpu":
+        if keeps and home == "gpu":
             released = [self._id("backward", reader, micro)]
-        elif self.training and home != "recompute":
+        elif keeps and home != "recompute":
             released.append(self._id("offload", reader, micro))
         self._hold(f"boundary.{compute.id}", "gpu", size, compute.id, *released)
 
@@ -421,10 +470,10 @@ class _Lowering:
 
     def _updates(self) -> list[Op]:
         """Apply the gradients of the step before, in the order in which the forward pass needs the weights."""
-        if not self.training:
+        if not self.whole:
             return []
-        sizes = [unit.weight_bytes for unit in self.units]
-        return update_phase(self.parked, self.owned, self.labels, sizes, self._host_gradient_bytes)
+        sizes = [unit.gradient_bytes for unit in self.units]
+        return update_phase(self.parked, self.learning, self.labels, sizes, self._host_gradient_bytes)
 
     def _in_order(self) -> list[Op]:
         ops: list[Op] = []
@@ -437,15 +486,32 @@ class _Lowering:
     def _clip(self) -> list[Op]:
         """The clip factor needs every norm; the next step's updates need it."""
         norms = tuple(self.issued["norm"])
-        return [Op("clip", "clip", "cpu", -1, self.computes[-1].micro, after=norms)] if self.training else []
+        return [Op("clip", "clip", "cpu", -1, after=norms)] if norms else []
 
     def _workspace(self, compute: _Compute) -> int:
         unit = self.units[compute.unit]
-        if compute.unit == self.head and self.training:
-            return unit.backward_workspace_bytes if compute.kind == "loss" else 0
+        if compute.kind == "loss":
+            return unit.backward_workspace_bytes
+        if compute.kind == "backward" and compute.unit == self.head:
+            return 0
         if compute.kind == "backward":
             return max(0, unit.backward_workspace_bytes - internals_bytes(unit, self._internals(compute)))
         return unit.forward_workspace_bytes
+
+
+def _without_waits_for_others(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Without the waits for operations of other programs, which have ended."""
+    known = {op.id for op in ops}
+    return tuple(replace(op, after=tuple(name for name in op.after if name in known)) for op in ops)
+
+
+def _within(buffer: Buffer, known: Collection[str]) -> Buffer:
+    """The buffer as far as this program has to do with it: all along where another acquires or releases it."""
+    return replace(
+        buffer,
+        acquired_by=buffer.acquired_by if buffer.acquired_by in known else "",
+        released_by=buffer.released_by if all(name in known for name in buffer.released_by) else (),
+    )
 
 
 def internals_bytes(unit: UnitFacts, internals: Internals) -> int:

@@ -19,10 +19,14 @@ room waits, through ``after``, for the one that frees it, so the peak holds what
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
+
+from .order import Order
 
 Kind = Literal[
     "update", "load", "forward", "offload", "write", "swap_out", "loss", "read", "reload", "swap_in",
@@ -74,11 +78,26 @@ class Program:
 
     ops: tuple[Op, ...]
     buffers: tuple[Buffer, ...]
+    order: Order = ()
+    whole: bool = True
+    """Whether this is a whole step, or one phase of a step that found its order while it ran."""
+    promised: tuple[tuple[int, int], ...] = ()
+    """`moments` as they were when the program was made, for `hazards.check`."""
 
     @cached_property
     def index(self) -> dict[str, int]:
         """Position of each operation."""
         return {op.id: i for i, op in enumerate(self.ops)}
+
+    @cached_property
+    def driven(self) -> tuple[int, ...]:
+        """For each position, that of the first operation from there on that the model drives; -1 if there is none."""
+        found, following = [-1], -1
+        for i in range(len(self.ops) - 1, -1, -1):
+            if self.ops[i].stream == "compute" and self.ops[i].kind != "recompute":
+                following = i
+            found.append(following)
+        return tuple(reversed(found))
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
@@ -105,39 +124,47 @@ class Program:
         return dict(total)
 
     def peak_bytes(self, tier: Tier) -> int:
-        """Upper bound of the tier's use at any moment, for any durations of the operations.
+        """Upper bound of the tier's use at any moment (see `moments`), for any durations of the operations."""
+        change = [0] * (2 * len(self._compute) + 2)
+        for buffer, (first, gone) in zip(self.buffers, self.moments, strict=True):
+            if buffer.tier == tier:
+                change[first] += buffer.bytes
+                change[gone] -= buffer.bytes
+        held = list(itertools.accumulate(change))
+        within = ((2 * i + 1, self.ops[position].workspace_bytes) for i, position in enumerate(self._compute))
+        return max(*held, *(held[moment] + size for moment, size in within if tier == "gpu"), 0)
 
-        Any moment is within a compute operation or between two. Within one, a buffer counts unless the dependencies
-        force it to be gone before that operation starts, or to be acquired only after it ends; between two, unless it
-        is gone when the first ends, or acquired only when the second starts.
+    @cached_property
+    def moments(self) -> tuple[tuple[int, int], ...]:
+        """For each buffer, the first moment at which it may be held, and the first at which it is gone for certain.
+
+        Moment 2k + 1 is during compute operation k, moment 2k is before it, after the one before. A buffer may be held
+        unless the dependencies force it to be acquired only later, or to be released by then.
         """
-        held = [self._interval(buffer) for buffer in self.buffers if buffer.tier == tier and buffer.bytes]
-        peak = ended = 0
-        for i, op in enumerate(self.ops):
-            if op.stream == "compute":
-                between = self._held(held, ended, i, starting=True)
-                within = self._held(held, self.ancestors[i], i) + (op.workspace_bytes if tier == "gpu" else 0)
-                peak, ended = max(peak, between, within), self.ancestors[i] | (1 << i)
-        return max(peak, self._held(held, ended, -1))
+        return tuple((self._first_moment(buffer), self._moment_gone(buffer)) for buffer in self.buffers)
 
-    def _held(self, held: list[tuple[int, int, int]], ended: int, before: int, *, starting: bool = False) -> int:
-        """Bytes that may be held when ``ended`` have ended, of what need not wait for ``before`` to end, or start."""
-        used = 0
-        for size, acquired, released in held:
-            gone = released and (released & ended) == released
-            later = acquired >= 0 <= before and (
-                (self.ancestors[acquired] >> before) & 1 or (starting and acquired == before)
-            )
-            if not gone and not later:
-                used += size
-        return used
+    @cached_property
+    def _compute(self) -> list[int]:
+        return [position for position, op in enumerate(self.ops) if op.stream == "compute"]
 
-    def _interval(self, buffer: Buffer) -> tuple[int, int, int]:
-        acquired = self.index[buffer.acquired_by] if buffer.acquired_by else -1
+    def _first_moment(self, buffer: Buffer) -> int:
+        if not buffer.acquired_by:
+            return 0
+        position = self.index[buffer.acquired_by]
+        ended = bisect.bisect_left(self._compute, True, key=lambda k: not (self.ancestors[position] >> k) & 1)
+        return 2 * ended + (self.ops[position].stream == "compute")
+
+    def _moment_gone(self, buffer: Buffer) -> int:
+        end = 2 * len(self._compute) + 1
+        if not buffer.released_by:
+            return end
         released = 0
         for name in buffer.released_by:
             released |= 1 << self.index[name]
-        return buffer.bytes, acquired, released
+        k = bisect.bisect_left(self._compute, True, key=lambda i: self.ancestors[i] & released == released)
+        if k and (self.ancestors[self._compute[k - 1]] | (1 << self._compute[k - 1])) & released == released:
+            return 2 * k
+        return min(2 * k + 1, end)
 
 
 def unit_labels(kinds: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from ortools.math_opt.python import mathopt
 
 from ...jobs.model_facts import UnitFacts
 from ...jobs.policy.lowering import GRADIENT_STAGING, HEAD_AHEAD
-from ..costs import BACKWARD_FORWARDS, HOST_PASSES, REFORWARD, forward_seconds
+from ..costs import HOST_PASSES, REFORWARD, backward_forwards, forward_seconds
 from .choices import Choices, Edge, Term
 from .ring import Access, Ring, Use
 
@@ -135,7 +135,7 @@ class Timing:
         end = 0.0
         for u, unit in enumerate(self.units):
             if self.owner[u] == u:
-                end += unit.parameters / self.profile.update_parameters_s * self.scale
+                end += unit.trainable_parameters / self.profile.update_parameters_s * self.scale
             self.updated[u] = end if self.owner[u] == u else self.updated[self.owner[u]]
         self.last["cpu"] = end
 
@@ -157,7 +157,7 @@ class Timing:
                 micro.swaps.append(end)
         for u in range(self.first + self.layers, self.head + 1):
             load = [self._load_unit(u, HEAD_AHEAD)]
-            forwards = 1.0 if u < self.head else 1.0 + BACKWARD_FORWARDS
+            forwards = 1.0 if u < self.head else 1.0 + backward_forwards(self.units[u])
             self._compute(forwards, self.units[u], *load, *self._copies_due(micro, u - self.first))
         micro.after_forward = self.mains[-(self.head + 1 - self.first) + 1 :]
         self._add_reads(micro)
@@ -214,15 +214,14 @@ class Timing:
         for u in range(self.head - 1, self.first + self.layers - 1, -1):
             position += 1
             load = self._load_unit(u, 2)
-            forwards = REFORWARD["none"] + BACKWARD_FORWARDS
-            self._compute(forwards, self.units[u], load, *self._copies_due(micro, position))
+            self._compute(self._again(self.units[u]), self.units[u], load, *self._copies_due(micro, position))
             self._add_gradient(u)
         for i in range(self.layers - 1, -1, -1):
             position += 1
             self._add_layer_backward(micro, i, self._copies_due(micro, position))
             self._add_gradient(self.first + i)
         for u in range(self.first - 1, -1, -1):
-            self._compute(REFORWARD["none"] + BACKWARD_FORWARDS, self.units[u], self._load_unit(u, 2))
+            self._compute(self._again(self.units[u]), self.units[u], self._load_unit(u, 2))
             self._add_gradient(u)
 
     def _add_layer_backward(self, micro: _Micro, i: int, copies: list[Term]) -> None:
@@ -242,7 +241,7 @@ class Timing:
             for (layer, kept, _), variable in choices.kept_of(i)
             if layer == i
         )
-        forwards = REFORWARD["none"] + BACKWARD_FORWARDS - spared
+        forwards = self._again(self.facts.layers[i]) - spared
         end_i = self._compute(forwards, self.facts.layers[i], self.last["h2d"], *copies)
         micro.uses[Use("backward", i)] = end_i
 
@@ -336,9 +335,15 @@ class Timing:
         starts = range(max(0, layer - longest + 2), layer + 1)
         return [(start, end) for start in starts for end in range(layer + 2, min(self.layers, start + longest) + 1)]
 
+    def _again(self, unit: UnitFacts) -> float:
+        """Forwards' worth of work in running a unit again and differentiating it."""
+        return REFORWARD["none"] + backward_forwards(unit)
+
     def _add_gradient(self, u: int) -> None:
         """Copy a gradient out, add it to what its master has, and sum its squares when it is the last."""
-        owner, size = self.owner[u], self.units[u].weight_bytes
+        owner, size = self.owner[u], self.units[u].gradient_bytes
+        if not size:
+            return  # all of it is frozen
         adds = self.parts_left[owner] < self.parts_total[owner]
         waits = [self.mains[-1]]
         if adds and len(self.accumulates) >= GRADIENT_STAGING:
@@ -351,7 +356,7 @@ class Timing:
             self.accumulates.append(landed)
         self.parts_left[owner] -= 1
         if not self.parts_left[owner]:
-            self._on("cpu", HOST_PASSES["norm"] * self.units[owner].weight_bytes * per_byte, landed)
+            self._on("cpu", HOST_PASSES["norm"] * self.units[owner].gradient_bytes * per_byte, landed)
 
 
 def _first(accesses: list[Access], layer: int) -> Access | None:

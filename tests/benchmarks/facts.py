@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lazytrain.jobs import introspect, replay
+from lazytrain.jobs import fake_model, introspect, measuring, replay
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.schedulers.hardware import model_config
 
@@ -40,5 +40,7 @@ def facts(model: str, batch: int, length: int = LENGTH) -> ModelFacts:
 
 def _source() -> str:
     """Facts measured by other code are not those of this one."""
-    text = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (introspect, replay))
+    text = "".join(
+        Path(str(module.__file__)).read_text(encoding="utf-8") for module in (introspect, measuring, fake_model, replay)
+    )
     return hashlib.sha256(text.encode()).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -20,7 +19,7 @@ class UnitOptimizer(Protocol):
     """Master weights and optimizer state of one unit (`jobs.optim` has the implementation)."""
 
     streamed: torch.Tensor
-    """Flat weights in the compute dtype, in memory that never moves: what crosses the link."""
+    """Flat weights in the compute dtype, in memory that does not move during training: what crosses the link."""
 
     def update(self, gradient: torch.Tensor, *, step: int, scale: float, lr: float) -> None:
         """Apply ``scale`` x ``gradient`` (flat)."""
@@ -28,11 +27,17 @@ class UnitOptimizer(Protocol):
     def master(self) -> torch.Tensor:
         """Flat float32 weights, exact."""
 
+    def load_master(self, weights: torch.Tensor) -> None:
+        """Take these weights, flat float32; optimizer states stay as they are."""
+
     def state(self) -> Mapping[str, torch.Tensor]:
         """All that is needed to go on bit for bit."""
 
+    def state_beside_streamed(self) -> Mapping[str, torch.Tensor]:
+        """``state()`` without the streamed weights, for when the model's own file has them."""
+
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take up a saved state. Raises CheckpointError if it is not of this unit."""
+        """Take up what ``state()`` or ``state_beside_streamed()`` gave; CheckpointError if it is not of this unit."""
 
 
 class Clip(Protocol):
@@ -47,6 +52,8 @@ class Optimizer(Protocol):
     """Makes the optimizer of each unit, and clips."""
 
     lr: float
+    param_groups: list[dict[str, Any]]
+    """One group, with the options of every update."""
 
     def unit(self, layout: Layout, weights: torch.Tensor, dtype: torch.dtype) -> UnitOptimizer:
         """Take over a unit's flat float32 weights."""
@@ -59,7 +66,7 @@ class Optimizer(Protocol):
 
 
 class FixedWeights:
-    """Weights that are never updated: inference, and gradients without an optimizer."""
+    """Weights that are never updated: frozen ones, inference, and gradients without an optimizer."""
 
     def __init__(self, weights: torch.Tensor, dtype: torch.dtype) -> None:
         self.streamed = weights.to(dtype)
@@ -70,15 +77,67 @@ class FixedWeights:
     def master(self) -> torch.Tensor:
         return self.streamed.float()
 
+    def load_master(self, weights: torch.Tensor) -> None:
+        self.streamed.copy_(weights)
+
     def state(self) -> dict[str, torch.Tensor]:
         return {"streamed": self.streamed}
 
+    def state_beside_streamed(self) -> dict[str, torch.Tensor]:
+        return {}
+
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.streamed.copy_(state["streamed"])
+        if "streamed" in state:
+            self.streamed.copy_(state["streamed"])
+
+
+class PartlyFrozen:
+    """A unit whose first weights learn and whose rest is frozen. Its state is that of what learns."""
+
+    def __init__(self, learning: UnitOptimizer, frozen: torch.Tensor) -> None:
+        """``frozen`` is flat; one buffer holds both from now on, so that one load brings both."""
+        self._learning, self._first = learning, learning.streamed.numel()
+        self.streamed = torch.cat([learning.streamed, frozen.to(learning.streamed.dtype)])
+
+    @property
+    def streamed(self) -> torch.Tensor:
+        return self._streamed
+
+    @streamed.setter
+    def streamed(self, tensor: torch.Tensor) -> None:
+        self._streamed, self._learning.streamed = tensor, tensor[: self._first]
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        return cast(MovableOptimizer, self._learning).kept()
+
+    def keep_in(self, places: Mapping[str, torch.Tensor]) -> None:
+        cast(MovableOptimizer, self._learning).keep_in(places)
+
+    def update(self, gradient: torch.Tensor, *, step: int, scale: float, lr: float) -> None:
+        self._learning.update(gradient, step=step, scale=scale, lr=lr)
+
+    def master(self) -> torch.Tensor:
+        return torch.cat([self._learning.master(), self.streamed[self._first :].float()])
+
+    def load_master(self, weights: torch.Tensor) -> None:
+        self._learning.load_master(weights[: self._first])
+        self.streamed[self._first :] = weights[self._first :]
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        return self._learning.state()
+
+    def state_beside_streamed(self) -> Mapping[str, torch.Tensor]:
+        return self._learning.state_beside_streamed()
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._learning.load_state(state)
 
 
 class HostUnit:
-    """A unit's parameters as one flat buffer on the host, with its gradient beside it."""
+    """A unit's parameters as one flat buffer on the host, with the gradient of those that learn beside it.
+
+    What learns comes first, so that a gradient is as long as the weights that it is for.
+    """
 
     def __init__(
         self,
@@ -95,36 +154,50 @@ class HostUnit:
         self.gradient: torch.Tensor | None = None
         self.weights: UnitOptimizer
         self.layout: Layout
+        self.learning: Layout
+        """The first part of the layout: parameters that are not frozen."""
         if owner is not None:
-            self.layout, self.weights = owner.layout, owner.weights
+            self.layout, self.learning, self.weights = owner.layout, owner.learning, owner.weights
             return
-        layout = self.layout = Layout.of({n: tuple(p.shape) for n, p in self.parameters.items()})
-        flat = torch.zeros(layout.numel, dtype=torch.float32)
-        for segment in layout.segments:
+        learning = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        self.learning = Layout.of({name: tuple(p.shape) for name, p in learning.items()})
+        self.layout = Layout.of({name: tuple(p.shape) for name, p in (learning | self.parameters).items()})
+        self.weights = self._take_over(optimizer)
+
+    def _take_over(self, optimizer: Optimizer | None) -> UnitOptimizer:
+        """Weights with the optimizer's state for those that learn."""
+        flat, learning = torch.zeros(self.layout.numel, dtype=torch.float32), self.learning.numel
+        for segment in self.layout.segments:
             flat[segment.offset : segment.offset + segment.numel] = self.parameters[segment.name].data.reshape(-1)
-        self.weights = (
-            optimizer.unit(self._without_decay_of_frozen(), flat, dtype) if optimizer else FixedWeights(flat, dtype)
-        )
+        if optimizer is None or not learning:
+            return FixedWeights(flat, self.dtype)
+        weights = optimizer.unit(self.learning, flat[:learning], self.dtype)
+        return weights if learning == self.layout.numel else PartlyFrozen(weights, flat[learning:])
 
-    def _without_decay_of_frozen(self) -> Layout:
-        """The layout for the optimizer, which lets vectors without a gradient be: so frozen matrices are vectors."""
-        frozen = {name for name, parameter in self.parameters.items() if not parameter.requires_grad}
-        segments = [replace(s, shape=(s.numel,)) if s.name in frozen else s for s in self.layout.segments]
-        return replace(self.layout, segments=tuple(segments))
+    def gradient_buffer(self, device: Device, *, adds: bool) -> torch.Tensor:
+        """The host's gradient: float32 once several contributions are added up, the compute dtype before.
 
-    def gradient_buffer(self, device: Device, contributions: int) -> torch.Tensor:
-        """The host's gradient: float32 where several contributions are added up, the compute dtype otherwise."""
-        dtype = torch.float32 if contributions > 1 else self.dtype
-        if self.gradient is None or self.gradient.dtype != dtype:
-            self.gradient = device.host_empty(self.layout.numel, dtype).zero_()
+        What is there stays there.
+        """
+        before, dtype = self.gradient, torch.float32 if adds else self.dtype
+        if before is None or (adds and before.dtype != dtype):
+            self.gradient = device.host_empty(self.learning.numel, dtype)
+            self.gradient.zero_() if before is None else self.gradient.copy_(before)
+        assert self.gradient is not None
         return self.gradient
 
     def park(self, file: ScratchFile) -> None:
-        """Move the optimizer's state to NVMe. Raises ProgramError for an optimizer whose state cannot be moved."""
-        if not hasattr(self.weights, "keep_in"):
+        """Move the optimizer's state to NVMe, if there is any.
+
+        Raises ProgramError for an optimizer whose state cannot be moved.
+        """
+        if not self.learning.numel:
+            return
+        optimizer = self.weights._learning if isinstance(self.weights, PartlyFrozen) else self.weights
+        if not hasattr(optimizer, "keep_in"):
             raise ProgramError(
                 f"the policy keeps the optimizer state of {self.name} on NVMe, "
-                f"but {type(self.weights).__name__} keeps its state to itself",
+                f"but {type(optimizer).__name__} keeps its state to itself",
                 hint="use HybridAdamW, or plan with optimizer_home host",
             )
         self.weights = ParkedOptimizer(cast(MovableOptimizer, self.weights), file)
@@ -134,7 +207,8 @@ class HostUnit:
         """Host memory of weights and optimizer state."""
         if isinstance(self.weights, ParkedOptimizer):
             return self.weights.streamed.nbytes
-        return sum(tensor.nbytes for tensor in self.weights.state().values())
+        beside = sum(tensor.nbytes for tensor in self.weights.state_beside_streamed().values())
+        return self.weights.streamed.nbytes + beside
 
     def bind(self, flat: torch.Tensor) -> None:
         """Make the module's parameters views into ``flat``, its weights on the device."""
@@ -149,7 +223,7 @@ class HostUnit:
 
     def receive(self, gradients: Mapping[str, torch.Tensor | None], into: torch.Tensor, device: Device) -> None:
         """Copy gradients, by parameter name, to their places in a flat host tensor; None is zero, padding too."""
-        for segment in self.layout.segments:
+        for segment in self.learning.segments:
             into[segment.offset + segment.numel : segment.end] = 0
             part = into[segment.offset : segment.offset + segment.numel]
             gradient = gradients[segment.name]

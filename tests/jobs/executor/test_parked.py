@@ -143,6 +143,7 @@ def test_evaluating_stopping_short_and_changing_the_accumulation_change_no_bit(o
         with torch.no_grad():
             streamed.model(**make_batch(5))
         streamed.model(**make_batch(6)).loss.backward()  # a step that nobody takes
+        streamed.zero_grad()
         with torch.no_grad():
             streamed.model(**make_batch(5))
         (float("nan") * streamed.model(**make_batch(7)).loss).backward()

@@ -1,0 +1,81 @@
+"""The autograd functions that a streamed unit's call, and the loss, become in the model's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..head_loss import Logits
+from ..replay import Call
+from .engine import Engine
+
+
+class Arranged:
+    """How the tensors that an autograd function returns were arranged in the unit's output."""
+
+    def take(self, output: Any) -> tuple[torch.Tensor, ...]:
+        self._leaves, self._spec = tree_flatten(output)
+        self._places = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, torch.Tensor)]
+        tensors = tuple(self._leaves[place] for place in self._places)
+        for place in self._places:
+            self._leaves[place] = None
+        return tensors
+
+    def rebuild(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        for place, tensor in zip(self._places, tensors, strict=True):
+            self._leaves[place] = tensor
+        return tree_unflatten(self._leaves, self._spec)
+
+
+class StreamedUnit(torch.autograd.Function):
+    """A unit in the model's graph: saves a key to its input, not the input."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        engine: Engine,
+        unit: int,
+        call: Call,
+        arranged: Arranged,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.engine, ctx.unit, ctx.call = engine, unit, call
+        ctx.set_materialize_grads(False)
+        outputs = arranged.take(engine.forward_whole(call) if unit == engine.head else engine.forward(unit, call))
+        ctx.turn = engine.turn
+        ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        _at_the_end(ctx.engine.end_backward)
+        return (None, None, None, None, None, *ctx.engine.backward(ctx.unit, ctx.turn, ctx.call, gradients))
+
+
+class StreamedLoss(torch.autograd.Function):
+    """The head: its gradients are made together with the loss, chunk by chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, engine: Engine, logits: Logits, states: torch.Tensor, labels: torch.Tensor, normaliser: float | None
+    ) -> torch.Tensor:
+        ctx.engine = engine
+        loss, ctx.state_gradient = engine.loss(logits, states, labels, normaliser)
+        ctx.turn = engine.turn
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        _at_the_end(ctx.engine.end_backward)
+        state_gradient = ctx.engine.loss_backward(ctx.turn, ctx.state_gradient, gradients[0])
+        ctx.state_gradient = None
+        return None, None, state_gradient, None, None
+
+
+def _at_the_end(work: Callable[[], None]) -> None:
+    """Have autograd do ``work`` when the backward that is running ends."""
+    torch.autograd.Variable._execution_engine.queue_callback(work)

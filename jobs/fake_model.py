@@ -1,0 +1,127 @@
+"""A model on fake tensors, which have shapes but no memory: what facts are measured on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from .errors import LazytrainError, ModelError
+
+
+def config_of(source: PreTrainedModel | PretrainedConfig | dict[str, Any]) -> PretrainedConfig:
+    """The configuration of whatever describes a model. Raises ModelError."""
+    if isinstance(source, PreTrainedModel):
+        return source.config
+    if isinstance(source, PretrainedConfig):
+        return source
+    settings = dict(source)
+    try:
+        return AutoConfig.for_model(settings.pop("model_type"), **settings)
+    except (KeyError, ValueError) as error:
+        raise ModelError(f"not a known model configuration: {error}", hint="it needs a model_type") from error
+
+
+def build(source: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """The model that a model, a configuration or a configuration dict describes, in training mode. Raises ModelError.
+
+    Of a model, what is frozen is frozen, and what was put into it (adapters) is there.
+    """
+    config = config_of(source)
+    if not isinstance(source, PreTrainedModel):
+        return _build(config, dtype, AutoModelForCausalLM.from_config)
+    model = _build(config, dtype, type(source)._from_config)
+    if _shapes(model) != _shapes(source):
+        return _copy(source, dtype)
+    for name, parameter in source.named_parameters():
+        model.get_parameter(name).requires_grad_(parameter.requires_grad)
+    return model
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def _copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The same modules with fake parameters and buffers."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        made = torch.empty(parameter.shape, dtype=dtype)
+        memo[id(parameter)] = nn.Parameter(made, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
+    copied: PreTrainedModel = copy.deepcopy(model, memo)
+    return copied.train()
+
+
+def _build(config: PretrainedConfig, dtype: torch.dtype, make: Callable[..., Any]) -> PreTrainedModel:
+    try:
+        try:
+            model: PreTrainedModel = make(config, dtype=dtype)
+        except RuntimeError as error:
+            if "swap" not in str(error):
+                raise
+            # the model converts parts of itself, which fake tensors do not bear
+            model = _build_on_meta(make, config, dtype)
+    except ValueError as error:
+        raise ModelError(
+            f"{type(config).__name__} describes no causal language model that transformers knows",
+            hint="only decoder-only language models can be fine-tuned here",
+        ) from error
+    return model.train()
+
+
+def _build_on_meta(make: Callable[..., Any], config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with meta tensors, each then replaced by a fake one."""
+    with torch.utils._python_dispatch._disable_current_modes(), torch.device("meta"):
+        model: PreTrainedModel = make(config, dtype=dtype)
+    fakes: dict[int, Any] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                fake = fakes.setdefault(
+                    id(parameter), nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
+                )
+                module._parameters[name] = fake
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+    return model
+
+
+def text_batch(rows: int, length: int) -> dict[str, Any]:
+    """Arguments of a forward on padded text."""
+    ids = torch.ones((rows, length), dtype=torch.int64)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+
+
+def check_positions(model: PreTrainedModel, length: int) -> None:
+    """Fake tensors do not notice a position beyond a learned table of positions, so it is checked here."""
+    for name, module in model.named_modules():
+        is_table = isinstance(module, nn.Embedding) and name.endswith(("wpe", "embed_positions", "position_embeddings"))
+        if is_table and module.num_embeddings < length:
+            raise ModelError(
+                f"{type(model).__name__} has {module.num_embeddings} positions, the rows have {length} tokens",
+                hint="set data.max_length to at most the model's positions",
+            )
+
+
+@contextmanager
+def refusing(config: PretrainedConfig, rows: int, length: int) -> Iterator[None]:
+    """Whatever a model's code raises on fake text is the reason why it is refused."""
+    try:
+        yield
+    except LazytrainError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            f"a model of {type(config).__name__} cannot run on {rows} x {length} tokens of text without weights: "
+            f"{type(error).__name__}: {reason[0]}",
+            hint="this architecture, configured like this, cannot be streamed",
+        ) from error

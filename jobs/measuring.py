@@ -1,0 +1,203 @@
+"""What one unit of a model costs, measured on fake tensors the way the executor will run it.
+
+Forward without a graph, then again with one and backward. A storage tracker gives peaks (equal to the byte to those of
+a real CPU run), saved-tensor hooks what autograd keeps, a FLOP counter the work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from transformers import PreTrainedModel
+
+from .head_loss import Logits, chunk_tokens, loss_with_gradients
+from .layout import Layout
+from .memory import StorageTracker
+from .model_facts import UnitFacts
+from .replay import PRODUCTS, Call, output_tensors, padded_bytes
+from .structure import path_of
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Facts of a unit, and what it returns."""
+
+    facts: UnitFacts
+    outcome: Any
+
+
+@contextmanager
+def untracked() -> Iterator[None]:
+    """Leave the tracker of the whole model, so that measuring one unit does not count in it."""
+    with torch.utils._python_dispatch._disable_current_modes() as modes:
+        fake = next(mode for mode in modes if isinstance(mode, FakeTensorMode))
+        with fake:
+            yield
+
+
+def variety_of(module: nn.Module) -> str:
+    """Class of a unit, with its sort of attention where a model has several."""
+    for attribute in ("layer_type", "attention_type"):
+        value = getattr(module, attribute, None)
+        if isinstance(value, str):
+            return f"{type(module).__name__}/{value}"
+    return type(module).__name__
+
+
+def measure(name: str, variety: str, parameters: list[nn.Parameter], call: Call) -> Measured:
+    """Facts of one call of a unit with these parameters."""
+    output, forward_peak, flops, products = _measure_forward(call)
+    outputs = output_tensors(output)
+    saved = _measure_saved(call, parameters)
+    output_bytes = sum(bytes_of(output) for output in outputs)
+    facts = UnitFacts(
+        name=name,
+        kind="layer",  # until the order of all is known
+        variety=variety,
+        **weights_of(parameters),
+        forward_flops=float(flops),
+        output_bytes=output_bytes,
+        saved_bytes=saved,
+        saved_matmul_bytes=products,
+        forward_workspace_bytes=max(0, forward_peak - output_bytes),
+        backward_workspace_bytes=_measure_backward(call, outputs, parameters),
+    )
+    return Measured(facts, output)
+
+
+def _measure_forward(call: Call) -> tuple[Any, int, int, int]:
+    tracker, products = StorageTracker(), _ProductBytes()
+    flops = FlopCounterMode(display=False, custom_mapping=_FLOP_FORMULAS)
+    with torch.no_grad(), flops, products, tracker:
+        output = call.forward()
+    return output, tracker.peak_bytes, flops.get_total_flops(), products.bytes
+
+
+def _measure_saved(call: Call, parameters: list[nn.Parameter]) -> int:
+    own = {t.untyped_storage()._cdata for t in [*parameters, *call.tensors()]}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        graphed = call.forward_with_graph()
+    total = sum(padded_bytes(tensor) for key, tensor in saved.items() if key not in own)
+    del graphed
+    return total
+
+
+def _measure_backward(call: Call, outputs: list[torch.Tensor], parameters: list[nn.Parameter]) -> int:
+    gradients = [torch.empty_like(o) if o.is_floating_point() else None for o in outputs]
+    tracker = StorageTracker()
+    with tracker:
+        inputs, weights = call.backward(None, gradients, parameters)
+    given_back = sum(bytes_of(t) for t in [*inputs, *weights] if t is not None)
+    return max(0, tracker.peak_bytes - given_back)
+
+
+def measure_head(model: PreTrainedModel, name: str, tokens: int) -> UnitFacts:
+    """A head whose loss is made in chunks."""
+    module = model.get_submodule(path_of(name))
+    parameters = list(module.parameters())
+    vocabulary, hidden = parameters[0].shape
+    logits = Logits(model, model.forward, vocabulary)
+    measured = min(tokens, 2 * chunk_tokens(vocabulary))  # the peak of two chunks is that of any number
+    rows, targets = torch.arange(measured), torch.zeros(measured, dtype=torch.int64)
+    states = torch.empty((tokens, hidden), dtype=parameters[0].dtype)
+    tracker, flops = StorageTracker(), FlopCounterMode(display=False)
+    with tracker:
+        _, state_gradient, found = loss_with_gradients(logits, states, rows, targets, 1.0, parameters)
+    with torch.no_grad(), flops:
+        logits(states[:1])
+    given_back = bytes_of(state_gradient) + sum(bytes_of(gradient) for gradient in found if gradient is not None)
+    return UnitFacts(
+        name=name,
+        kind="head",
+        variety=type(module).__name__,
+        **weights_of(parameters),
+        forward_flops=float(flops.get_total_flops() * tokens),
+        output_bytes=0,
+        saved_bytes=0,
+        saved_matmul_bytes=0,
+        forward_workspace_bytes=max(0, tracker.peak_bytes - given_back),
+        backward_workspace_bytes=max(0, tracker.peak_bytes - given_back),
+    )
+
+
+class _ProductBytes(TorchDispatchMode):
+    """Adds up the outputs of matrix products and of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in PRODUCTS:
+            self.bytes += sum(map(padded_bytes, output_tensors(result)))
+        return result
+
+
+def _cpu_attention_flops(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _grouped_flops(left: Any, right: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return int(2 * math.prod(left) * right[-1])
+
+
+@register_op_impl(
+    torch.ops.aten._grouped_mm.default
+)  # torch's own knows bfloat16 only, where the CPU knows float32 too
+def _grouped_product(
+    mode: FakeTensorMode,
+    func: Any,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offsets: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    groups = (len(offsets),) if left.ndim == right.ndim == 2 else ()
+    rows = left.shape[:-1] if left.ndim == right.ndim == 3 else left.shape[-2:-1]
+    with mode:
+        return torch.empty((*groups, *rows, right.shape[-1]), dtype=left.dtype, device=left.device)
+
+
+_FLOP_FORMULAS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention_flops,
+    torch.ops.aten._grouped_mm: _grouped_flops,
+}
+
+
+def weights_of(parameters: Sequence[nn.Parameter]) -> dict[str, int]:
+    """The fields of a unit's facts that its parameters give."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    return {
+        "parameters": sum(p.numel() for p in parameters),
+        "frozen_parameters": sum(p.numel() for p in frozen),
+        "weight_bytes": _flat_bytes(parameters),
+        "frozen_bytes": _flat_bytes(frozen),
+    }
+
+
+def _flat_bytes(parameters: Sequence[nn.Parameter]) -> int:
+    layout = Layout.of({str(i): tuple(p.shape) for i, p in enumerate(parameters)})
+    return layout.numel * (parameters[0].element_size() if parameters else 0)
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of the tensor's storage."""
+    return tensor.untyped_storage().nbytes()
