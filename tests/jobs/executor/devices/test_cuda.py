@@ -22,6 +22,8 @@ from lazytrain.jobs.executor import stream
 from lazytrain.jobs.executor import streamed as streamed_module
 from lazytrain.jobs.executor.devices import CpuDevice, cuda
 from lazytrain.jobs.executor.devices.cuda import CudaDevice
+from lazytrain.jobs.executor.stores.parameters import PartlyFrozen
+from lazytrain.jobs.layout import Layout
 from lazytrain.jobs.optim import HybridAdamW
 from lazytrain.jobs.policy import LayerPolicy, Policy, lower
 
@@ -150,6 +152,17 @@ def test_training_gives_the_bits_of_the_cpu(fake, make_model, facts_of, make_bat
     compute = [op.id for op in lower(policy, facts).ops if op.stream in ("compute", "h2d", "d2h")]
     assert sorted(span.op for span in got[3] if span.stream in ("compute", "h2d", "d2h")) == sorted(compute)
     assert all(0 <= span.start_s <= span.end_s for span in got[3])
+
+
+def test_weights_of_a_partly_frozen_layer_are_one_pinned_buffer_that_updates_reach(device, fake):
+    layout = Layout.of({"learns": (8, 16)})
+    learning = HybridAdamW(lr=0.1).unit(layout, torch.ones(layout.numel), torch.bfloat16)
+    weights = PartlyFrozen(learning, torch.full((64,), 2.0))
+    weights.streamed = device.adopt(weights.streamed)
+    assert device._memory.is_pinned(weights.streamed)
+    weights.update(torch.ones(layout.numel, dtype=torch.bfloat16), step=1, scale=1.0, lr=0.1)
+    assert (weights.streamed[: layout.numel] < 1).all()
+    assert (weights.streamed[layout.numel :] == 2).all()
 
 
 def test_what_a_copy_reads_is_held_until_compute_has_waited_for_it(device):
