@@ -65,8 +65,7 @@ def assert_same(some, others):
         assert all(torch.equal(t, others[name][k]) for k, t in tensors.items()), name
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize(("device", "accumulation"), [("cpu", 1), ("emulated", 1), ("emulated", 3)])
 def test_the_home_changes_no_bit(open_stream, make_batch, device, accumulation):
     with open_stream(False, accumulation=accumulation) as streamed:
         wanted = train(streamed, make_batch, 4), states(streamed), streamed.state_dict()

@@ -195,6 +195,23 @@ def test_waiting_for_later_work_of_the_stream_lets_go_of_earlier_sources(device)
     assert [ref() is None for ref in gone] == [True, True, False]
 
 
+def test_waiting_for_what_came_after_a_copy_lets_go_of_its_source_too(device):
+    """A program leaves out waits that follow from others: compute may wait for the reload alone."""
+    source = torch.ones(2)
+    gone = weakref.ref(source)
+    device.lend(source, "d2h")
+    offload = device.streams["d2h"].submit("offload", lambda: None, ())
+    device.streams["h2d"].submit("reload", lambda: None, (offload, device.compute_event()))
+    later = device.streams["h2d"].submit("load", lambda: None, ())
+    del source, offload
+    later._ended.wait()
+    gc.collect()
+    assert gone() is not None
+    device.compute_waits(later)
+    gc.collect()
+    assert gone() is None
+
+
 def test_compute_runs_on_one_stream_whatever_the_callers(device, fake):
     other = FakeStream()
     with fake.on(other):
