@@ -56,9 +56,12 @@ def variety_of(module: nn.Module) -> str:
 
 def measure(name: str, variety: str, parameters: list[nn.Parameter], call: Call) -> Measured:
     """Facts of one call of a unit with these parameters."""
+    saved, with_graph = _measure_saved(call, parameters)
     output, forward_peak, flops, products = _measure_forward(call)
+    if products.kernels != with_graph:
+        call.kernels_follow_graph = True
+        output, forward_peak, flops, products = _measure_forward(call)
     outputs = output_tensors(output)
-    saved = _measure_saved(call, parameters)
     output_bytes = sum(bytes_of(output) for output in outputs)
     facts = UnitFacts(
         name=name,
@@ -68,22 +71,24 @@ def measure(name: str, variety: str, parameters: list[nn.Parameter], call: Call)
         forward_flops=float(flops),
         output_bytes=output_bytes,
         saved_bytes=saved,
-        saved_matmul_bytes=products,
+        saved_matmul_bytes=products.bytes,
         forward_workspace_bytes=max(0, forward_peak - output_bytes),
         backward_workspace_bytes=_measure_backward(call, outputs, parameters),
+        kernels_follow_graph=call.kernels_follow_graph,
     )
     return Measured(facts, output)
 
 
-def _measure_forward(call: Call) -> tuple[Any, int, int, int]:
-    tracker, products = StorageTracker(), _ProductBytes()
+def _measure_forward(call: Call) -> tuple[Any, int, int, _Products]:
+    tracker, products = StorageTracker(), _Products()
     flops = FlopCounterMode(display=False, custom_mapping=_FLOP_FORMULAS)
     with torch.no_grad(), flops, products, tracker:
         output = call.forward()
-    return output, tracker.peak_bytes, flops.get_total_flops(), products.bytes
+    return output, tracker.peak_bytes, flops.get_total_flops(), products
 
 
-def _measure_saved(call: Call, parameters: list[nn.Parameter]) -> int:
+def _measure_saved(call: Call, parameters: list[nn.Parameter]) -> tuple[int, list[Any]]:
+    """Bytes that a graph keeps, and the kernels that a forward with one runs."""
     own = {t.untyped_storage()._cdata for t in [*parameters, *call.tensors()]}
     saved: dict[int, torch.Tensor] = {}
 
@@ -91,11 +96,11 @@ def _measure_saved(call: Call, parameters: list[nn.Parameter]) -> int:
         saved[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _Products() as products:
         graphed = call.forward_with_graph()
     total = sum(padded_bytes(tensor) for key, tensor in saved.items() if key not in own)
     del graphed
-    return total
+    return total, products.kernels
 
 
 def _measure_backward(call: Call, outputs: list[torch.Tensor], parameters: list[nn.Parameter]) -> int:
@@ -136,16 +141,18 @@ def measure_head(model: PreTrainedModel, name: str, tokens: int) -> UnitFacts:
     )
 
 
-class _ProductBytes(TorchDispatchMode):
-    """Adds up the outputs of matrix products and of attention."""
+class _Products(TorchDispatchMode):
+    """Notes matrix products and attention, and adds up their outputs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
+        self.kernels: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in PRODUCTS:
+            self.kernels.append(func)
             self.bytes += sum(map(padded_bytes, output_tensors(result)))
         return result
 

@@ -44,9 +44,12 @@ class UnitFacts(Frozen):
     saved_matmul_bytes: int
     """Bytes of the outputs of matrix products and of attention among them."""
     forward_workspace_bytes: int
-    """Peak of a forward without a graph, beyond its input, its weights and its output."""
+    """Peak of a forward that keeps nothing, beyond its input, its weights and its output."""
     backward_workspace_bytes: int
     """Peak of re-forward and backward, beyond input, weights, incoming gradient, and the gradients it gives back."""
+    kernels_follow_graph: bool = False
+    """Whether it runs other kernels where no graph is recorded (attention whose mask learns). Its first forward then
+    records one too, of which nothing is kept, so that the second gives the same."""
 
     @property
     def trainable_parameters(self) -> int:

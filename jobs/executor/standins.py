@@ -79,6 +79,7 @@ class StandIns:
                     return self.engine.infer(unit, run, args, kwargs)
             call = unit_call(places, self._deep(run), self._loose, args, kwargs)
             if torch.is_grad_enabled():
+                call.kernels_follow_graph = self.engine.facts.units[unit].kernels_follow_graph
                 return self._streamed(unit, call, args, kwargs)
             return apply(self.engine.forward(unit, call), args, kwargs)  # a part that the model gives no gradient
 

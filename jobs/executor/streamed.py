@@ -57,6 +57,7 @@ def stream(
     nvme_directory: str | Path | None = None,
     compile: bool | str = False,
     liger: bool = False,
+    debug: bool = False,
 ) -> Streamed:
     """Take the model's weights over and stream its layers through ``device`` as ``policy`` says.
 
@@ -68,6 +69,9 @@ def stream(
 
     ``compile`` compiles the layers (True: by torch's default backend; or a backend's name), ``liger`` gives them
     Liger's fused kernels; both change results by rounding, and `kernels` says what they cost and when they are refused.
+
+    ``debug`` proves the waits of each program before it runs, watches that they are kept, fills memory that nobody may
+    read any more with NaN, and raises InvariantBroken with the invariant's name (`policy.hazards.INVARIANTS`).
     """
     inner = inner_model(model)
     facts = facts or model_facts(
@@ -86,7 +90,7 @@ def stream(
     directory = Path(nvme_directory or tempfile.gettempdir())
     states = NvmeFile(directory) if optimizer is not None and policy.optimizer_home == "nvme" else None
     units = _host_units(inner, facts, policy, optimizer, opened, states)
-    engine = Engine(facts, policy, units, opened, optimizer, directory)
+    engine = Engine(facts, policy, units, opened, optimizer, directory, debug=debug)
     return Streamed(model, engine, opened, optimizer, states, patches)
 
 

@@ -106,6 +106,10 @@ class Transfers:
         transfer: Transfer = getattr(self, f"_{op.kind}")(op)
         return transfer
 
+    def spent_by(self, op: Op) -> list[torch.Tensor]:
+        """The host memory that ``op``, which is about to be prepared, is the last to read."""
+        return [self.in_flight.staged[op.id]] if op.kind == "accumulate" else self.store.spent_by(op)
+
     def update(self, op: Op, update: PendingUpdate) -> Work:
         """Apply the gradient to a master."""
         unit = self._units[op.unit]

@@ -105,6 +105,35 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 """Tried in turn until plain PyTorch runs: relations between sizes differ from family to family."""
 
 
+_LATENT = {"head_dim": 8, "num_key_value_heads": 4}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_MIXED = ["mamba", "hybrid"] * 2
+_SLIDING = ["sliding_attention", "full_attention"] * 2
+_INDEXER = {
+    "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+}  # fmt: skip
+SPECIAL: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("axk1", "deepseek_v3", "longcat_flash", "youtu"), _LATENT),
+    "deepseek_v2": {**_LATENT, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "num_key_value_heads": 4},
+    **{name: {"head_dim": 16} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+    "nemotron": {"num_key_value_heads": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "zamba": {"layers_block_type": _MIXED},
+    "zamba2": {"layers_block_type": _MIXED, "hybrid_layer_ids": [1, 3], "num_mem_blocks": 1, "mamba_headdim": 64},
+    "xmod": {"default_language": "en_XX", "is_decoder": True},
+    "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": _SLIDING},
+    "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1, "layer_types": _SLIDING},
+    "dots3_note_text": {"num_key_value_heads": 4, "swa_head_dim": 24, "head_dim": 24},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
+    **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), _INDEXER),
+}
+"""What the defaults of some architectures leave open, or what must go together in them; tried first."""
+
+
 def small_config(model_type: str, **changes: Any) -> PretrainedConfig:
     """The architecture's default configuration with every size scaled down by its name."""
     config = AutoConfig.for_model(model_type)
@@ -119,21 +148,21 @@ def _scaled(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
 
 
 def _scaled_value(key: str, value: Any, counts: set[int], changes: dict[str, Any]) -> Any:
+    if key in changes:
+        return changes[key]
     if isinstance(value, dict):
         by_layer = {k: v for k, v in value.items() if not str(k).isdigit() or int(k) < LAYERS}
         return _scaled(by_layer, changes)
     if isinstance(value, (list, tuple)):
         return _few(list(value)) if len(value) in counts and len(value) > LAYERS else value
     if not isinstance(value, int) or isinstance(value, bool):
-        return changes.get(key, value) if isinstance(value, bool) else value
+        return value
     if key in LAYER_COUNTS:
         return min(value, LAYERS)
     if "vocab_size" in key:
         return VOCABULARY
     if key.endswith(("token_id", "token_index")):
         return min(value, 3)
-    if key in changes:
-        return changes[key]
     return min(value, SCALED.get(key, value)) if value > 0 else value
 
 
@@ -217,7 +246,7 @@ class Unavailable(Exception):
 def runnable_model(model_type: str) -> tuple[PreTrainedModel, list[tuple[float, dict[str, torch.Tensor]]]]:
     """The first variant that plain PyTorch can train, with its results: from logits, and with its own loss."""
     failures = []
-    for changes in VARIANTS:
+    for changes in (SPECIAL.get(model_type, {}), *VARIANTS):
         try:
             model = small_model(model_type, **changes)
             plain(model, make_batch(0), own=False)  # some switch their attention for short rows in their first call

@@ -31,6 +31,11 @@ class Event:
         if self._error is not None:
             raise self._error
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a wait for it would return, or raise, at once."""
+        return self._ended.is_set()
+
     def end(self, error: BaseException | None = None) -> None:
         """Declare the work ended, well or with an error."""
         self._error = error

@@ -30,6 +30,8 @@ KINDS = {
     "mllama": "layers that only images reach",
     "phimoe": "a router that draws random numbers",
     "gpt2": "dropout, tied head",
+    "doge": "attention whose mask learns",
+    "deepseek_v3": "latent attention, shared experts",
 }
 
 
@@ -48,9 +50,15 @@ def test_gradients_are_those_of_plain_pytorch_to_the_bit(architecture):
     assert result["status"] == "exact", result
 
 
-@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
-def test_the_balance_of_experts_is_part_of_the_loss_and_of_the_gradient(architecture):
+LEARNS = {"all": "", "attention": "self_attn", "routers": "gate"}
+
+
+@pytest.mark.parametrize("learns", LEARNS)
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_the_balance_of_experts_is_part_of_the_loss_and_of_the_gradient(architecture, learns):
     model = families.small_model(architecture)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(LEARNS[learns] in name)
     model.config.output_router_logits, model.router_aux_loss_coef = True, 0.5
     batch = families.make_batch(0)
     wanted = families.plain(model, batch, own=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from lazytrain.jobs.errors import CheckpointError, ProgramError
 from lazytrain.jobs.executor import Emulated, stream
+from lazytrain.jobs.introspect import model_facts
 from lazytrain.jobs.optim import HybridAdamW
 from lazytrain.jobs.policy import Policy
 
@@ -109,3 +109,98 @@ def test_save_and_resume(make_model, facts_of, rows, tmp_path):
         assert streamed.steps == 14
         assert all(torch.equal(tensor, whole[name]) for name, tensor in streamed.state_dict().items())
     assert_same_run(got, wanted)
+
+
+def test_what_a_step_drops_counts_for_nothing(make_model, facts_of, make_batch):
+    facts = facts_of("qwen3")
+    losses = {}
+    for drops in (False, True):
+        with streaming(make_model("qwen3", dropout=False), facts) as streamed:
+            optimizer = streamed.trainer_optimizer()
+            for step in range(3):
+                if drops:
+                    streamed.model(**make_batch(50 + step)).loss.backward()
+                    (streamed.model if step else optimizer).zero_grad()
+                for micro in range(3):
+                    loss = streamed.model(**make_batch(3 * step + micro)).loss / 3
+                    loss.backward()
+                norm = torch.nn.utils.clip_grad_norm_(streamed.model.parameters(), 0.5)
+                optimizer.step()
+                streamed.model.zero_grad()
+                losses.setdefault(drops, []).append((loss.item(), norm.item()))
+    assert losses[True] == losses[False]
+
+
+def test_the_trainers_norm_and_ours_are_both_kept(make_model, facts_of, make_batch):
+    facts, batch, weights = facts_of("qwen3"), make_batch(), []
+    for limit, scale in ((None, 0.25), (0.25, 1.0), (0.25, 0.75)):
+        with streaming(make_model("qwen3", dropout=False), facts, max_grad_norm=limit, eps=1.0) as streamed:
+            optimizer = streamed.trainer_optimizer()
+            streamed.model(**batch).loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(streamed.model.parameters(), scale)
+            assert norm > 1
+            optimizer.step()
+            weights.append(streamed.state_dict())
+    for other in weights[1:]:
+        assert all(torch.allclose(other[name], tensor, atol=1e-6) for name, tensor in weights[0].items())
+
+
+def test_the_state_is_small_before_the_first_step_and_stays_on_the_host(make_model, facts_of, make_batch, tmp_path):
+    with streaming(make_model("qwen3"), facts_of("qwen3")) as streamed:
+        optimizer = streamed.trainer_optimizer()
+        assert optimizer.state_dict()["state"] == {}
+        streamed.model(**make_batch()).loss.backward()
+        optimizer.step()
+        state = optimizer.state_dict()
+        tensor = state["state"]["model.layers.1"]["m"]
+        assert tensor.any() and tensor.to("meta").device.type == "cpu"
+        torch.save(state, tmp_path / "state")
+        assert type(torch.load(tmp_path / "state", weights_only=True)["state"]["model.layers.1"]["m"]) is torch.Tensor
+        with pytest.raises(CheckpointError, match="another model"):
+            optimizer.load_state_dict({**state, "state": {"model.layers.9": {}}})
+        with pytest.raises(CheckpointError, match="no optimizer state of a streamed model"):
+            optimizer.load_state_dict(plain_adamw(make_model("qwen3")).state_dict())
+
+
+def test_what_cannot_work_is_refused(make_model, facts_of, make_batch):
+    with streaming(make_model("qwen3"), facts_of("qwen3")) as streamed:
+        optimizer = streamed.trainer_optimizer()
+        with pytest.raises(ProgramError, match="step\\(\\) came before"):
+            optimizer.step()
+        with pytest.raises(ProgramError, match="evaluate the loss again"):
+            optimizer.step(lambda: 0.0)
+        with pytest.raises(ProgramError, match="one parameter group"):
+            optimizer.add_param_group({"params": []})
+        with pytest.raises(ProgramError, match="resize_token_embeddings"):
+            streamed.model.resize_token_embeddings(60)
+        with pytest.raises(ProgramError, match="other tensors"):
+            streamed.model.load_state_dict(streamed.state_dict(), assign=True)
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            streamed.model.load_state_dict({"model.norm.weight": torch.zeros(3)}, strict=False)
+    with (
+        stream(make_model("qwen3"), Policy.from_homes(facts_of("qwen3"), HOMES), device="cpu") as streamed,
+        pytest.raises(ProgramError, match="needs an optimizer"),
+    ):
+        streamed.trainer_optimizer()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_under_autocast_are_those_of_the_plain_model(dtype, make_model, make_batch):
+    def gradients(model):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(**inputs, use_cache=False).logits
+        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()).backward()
+
+    inputs = make_batch()
+    labels = inputs.pop("labels")
+    model = make_model("qwen3").to(dtype)
+    gradients(model)
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    facts = model_facts(model, micro_batch=3, sequence_length=17, dtype=str(dtype).removeprefix("torch."))
+    with stream(model, Policy.from_homes(facts, HOMES), device="cpu", facts=facts) as streamed:
+        gradients(streamed.model)
+        got = streamed.gradients()
+    for name, gradient in wanted.items():
+        error = (got[name].float() - gradient.float()).norm() / gradient.float().norm()
+        assert error <= (1e-6 if dtype == torch.float32 else 0.01), f"{name}: {error:.1e}"
