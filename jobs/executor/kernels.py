@@ -15,9 +15,10 @@ from ..errors import InputError, ProgramError
 from ..model_facts import ModelFacts
 from ..policy import Policy
 from ..structure import path_of
+from .patches import Patches
 
 
-def compile_layers(model: PreTrainedModel, facts: ModelFacts, policy: Policy, backend: str) -> None:
+def compile_layers(model: PreTrainedModel, facts: ModelFacts, policy: Policy, backend: str, patches: Patches) -> None:
     """Compile the forward of every layer; layers of equal code share what is compiled, two graphs for each kind.
 
     Costs: the first step waits for the compiler (20 s for a small Llama-like layer on one core), results differ by
@@ -40,7 +41,7 @@ def compile_layers(model: PreTrainedModel, facts: ModelFacts, policy: Policy, ba
         )
     for unit in facts.layers:
         layer = model.get_submodule(path_of(unit.name))
-        layer.forward = compiled(layer.forward, backend)
+        patches.set(layer, "forward", compiled(layer.forward, backend))
 
 
 def compiled(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:

@@ -82,15 +82,16 @@ def stream(
     )
     policy.check(facts)
     opened = open_device(device)
+    patches = Patches()
     if liger:
         apply_liger(inner, opened.torch_device)
     if compile:
-        compile_layers(inner, facts, policy, "inductor" if compile is True else compile)
+        compile_layers(inner, facts, policy, "inductor" if compile is True else compile, patches)
     directory = Path(nvme_directory or tempfile.gettempdir())
     states = NvmeFile(directory) if optimizer is not None and policy.optimizer_home == "nvme" else None
     units = _host_units(inner, facts, policy, optimizer, opened, states)
     engine = Engine(facts, policy, units, opened, optimizer, directory, debug=debug)
-    return Streamed(model, engine, opened, optimizer, states)
+    return Streamed(model, engine, opened, optimizer, states, patches)
 
 
 def _host_units(
@@ -136,13 +137,17 @@ class Streamed:
         device: Device,
         optimizer: Optimizer | None,
         states: NvmeFile | None = None,
+        patches: Patches | None = None,
     ) -> None:
-        """``states`` holds the optimizer state that is on NVMe; it is closed with the rest."""
+        """``states`` holds the optimizer state that is on NVMe, ``patches`` what was changed in the model already.
+
+        Both end with the streaming.
+        """
         self.model, self.device, self.policy, self.facts = model, device, engine.policy, engine.facts
         self.steps = 0
         self._engine, self._optimizer, self._skipped, self._states = engine, optimizer, 0, states
         self._trainer: TrainerOptimizer | None = None
-        self._patches, inner = Patches(), inner_model(model)
+        self._patches, inner = patches or Patches(), inner_model(model)
         self._prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is inner)
         self._standins = StandIns(inner, engine, self._patches)
         self._state = ModelState(inner, engine.units, device.torch_device, engine.flush)

@@ -33,7 +33,7 @@ _BLOCK: Final = 4096
 
 @dataclass(frozen=True)
 class Parked:
-    """What one policy keeps on NVMe beside boundaries, by index of the unit."""
+    """What one policy keeps on NVMe beside boundaries, by index of the unit; a frozen layer has nothing there."""
 
     state: Mapping[int, int]
     """Bytes of each unit's optimizer state on NVMe."""
@@ -42,12 +42,11 @@ class Parked:
     @classmethod
     def of(cls, policy: Policy, facts: ModelFacts, state_bytes: Mapping[int, int] | None = None) -> Parked:
         """``state_bytes`` are the true ones; without them those of the 8-bit optimizer are reckoned."""
-        first = len(facts.before)
-        on_nvme = [first + layer.index for layer in policy.layers if layer.optimizer_home == "nvme"]
-        gradients = frozenset(first + layer.index for layer in policy.layers if layer.gradient_home == "nvme")
-        known = state_bytes or {}
-        state = {unit: known.get(unit, parked_state_bytes(facts.units[unit], facts)) for unit in on_nvme}
-        return cls(state, gradients)
+        first, known = len(facts.before), state_bytes or {}
+        learning = [layer for layer in policy.layers if facts.layers[layer.index].gradient_bytes]
+        with_state = [first + layer.index for layer in learning if layer.optimizer_home == "nvme"]
+        state = {unit: known.get(unit, parked_state_bytes(facts.units[unit], facts)) for unit in with_state}
+        return cls(state, frozenset(first + layer.index for layer in learning if layer.gradient_home == "nvme"))
 
 
 def parked_state_bytes(unit: UnitFacts, facts: ModelFacts) -> int:

@@ -66,7 +66,7 @@ class CudaStream(Stream):
         self._feeder = ThreadStream(name, Recorder())  # spans are those of the GPU, not of its feeder
         self._count = 0
         self._arriving: list[torch.Tensor] = []
-        self._held: deque[tuple[int, list[torch.Tensor]]] = deque()
+        self._held: deque[tuple[int, list[torch.Tensor], list[CudaEvent]]] = deque()
         self._lock = threading.Lock()
 
     def hold(self, tensor: torch.Tensor) -> None:
@@ -74,18 +74,20 @@ class CudaStream(Stream):
         self._arriving.append(tensor)
 
     def release(self, number: int) -> None:
-        """Let go of everything that work up to ``number`` reads."""
+        """Let go of everything that work up to ``number`` reads, and all work that it had waited for."""
         gone = []
         with self._lock:
             while self._held and self._held[0][0] <= number:
                 gone.append(self._held.popleft())
-        del gone  # outside the lock, because freeing runs code of others
+        for _, _, before in gone:  # outside the lock, because freeing and settling run code of others
+            for event in before:
+                event.settle()
 
     def submit(self, name: str, work: Work, after: Sequence[Event], nbytes: int = 0) -> Event:
         self._count += 1
         event = CudaEvent(self, self._count)
         with self._lock:
-            self._held.append((self._count, self._arriving))
+            self._held.append((self._count, self._arriving, [e for e in after if isinstance(e, CudaEvent)]))
         self._arriving = []
         given = [(work, tuple(after))]
 

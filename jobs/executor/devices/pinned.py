@@ -54,14 +54,16 @@ class PinnedMemory:
     def allocate(self, nbytes: int) -> torch.Tensor:
         """``nbytes`` (uint8) from a page's start, pinned if possible."""
         tensor = page_aligned(nbytes, self._node, self._forget)
-        if nbytes and not self._refused and not self._pin(tensor.data_ptr(), _pages(nbytes)):
-            self._make_room_for_rings(_pages(nbytes))
+        with self._lock:
+            if nbytes and not self._refused and not self._pin(tensor.data_ptr(), _pages(nbytes)):
+                self._make_room_for_rings(_pages(nbytes))
         return tensor
 
     def slab(self, nbytes: int) -> torch.Tensor:
         """As `allocate`, from the room that is kept for the rings."""
         tensor = page_aligned(nbytes, self._node, self._forget)
-        self._pin(tensor.data_ptr(), _pages(nbytes))
+        with self._lock:
+            self._pin(tensor.data_ptr(), _pages(nbytes))
         return tensor
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
@@ -71,7 +73,7 @@ class PinnedMemory:
     @property
     def pinned_bytes(self) -> int:
         """Bytes pinned now."""
-        return sum(self._pinned.values())
+        return sum(list(self._pinned.values()))  # a copy: what is freed meanwhile leaves the dictionary
 
     def close(self) -> None:
         """Unpin everything; tensors keep their memory."""

@@ -98,7 +98,20 @@ class PartlyFrozen:
         """``frozen`` is flat; one buffer holds both from now on, so that one load brings both."""
         self._learning, self._first = learning, learning.streamed.numel()
         self.streamed = torch.cat([learning.streamed, frozen.to(learning.streamed.dtype)])
-        learning.streamed = self.streamed[: self._first]
+
+    @property
+    def streamed(self) -> torch.Tensor:
+        return self._streamed
+
+    @streamed.setter
+    def streamed(self, tensor: torch.Tensor) -> None:
+        self._streamed, self._learning.streamed = tensor, tensor[: self._first]
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        return cast(MovableOptimizer, self._learning).kept()
+
+    def keep_in(self, places: Mapping[str, torch.Tensor]) -> None:
+        cast(MovableOptimizer, self._learning).keep_in(places)
 
     def update(self, gradient: torch.Tensor, *, step: int, scale: float, lr: float) -> None:
         self._learning.update(gradient, step=step, scale=scale, lr=lr)
@@ -174,11 +187,17 @@ class HostUnit:
         return self.gradient
 
     def park(self, file: ScratchFile) -> None:
-        """Move the optimizer's state to NVMe. Raises ProgramError for an optimizer whose state cannot be moved."""
-        if not hasattr(self.weights, "keep_in"):
+        """Move the optimizer's state to NVMe, if there is any.
+
+        Raises ProgramError for an optimizer whose state cannot be moved.
+        """
+        if not self.learning.numel:
+            return
+        optimizer = self.weights._learning if isinstance(self.weights, PartlyFrozen) else self.weights
+        if not hasattr(optimizer, "keep_in"):
             raise ProgramError(
                 f"the policy keeps the optimizer state of {self.name} on NVMe, "
-                f"but {type(self.weights).__name__} keeps its state to itself",
+                f"but {type(optimizer).__name__} keeps its state to itself",
                 hint="use HybridAdamW, or plan with optimizer_home host",
             )
         self.weights = ParkedOptimizer(cast(MovableOptimizer, self.weights), file)

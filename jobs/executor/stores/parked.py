@@ -24,6 +24,10 @@ class MovableOptimizer(Protocol):
 
     def state(self) -> Mapping[str, torch.Tensor]: ...
 
+    def load_master(self, weights: torch.Tensor) -> None: ...
+
+    def state_beside_streamed(self) -> Mapping[str, torch.Tensor]: ...
+
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None: ...
 
     def kept(self) -> dict[str, torch.Tensor]:
@@ -94,6 +98,17 @@ class ParkedOptimizer:
         """All that is needed to go on; the tensors take host memory for as long as somebody holds them."""
         with self._brought():
             return self._inner.state()
+
+    def state_beside_streamed(self) -> Mapping[str, torch.Tensor]:
+        """``state()`` without the streamed weights."""
+        with self._brought():
+            return self._inner.state_beside_streamed()
+
+    def load_master(self, weights: torch.Tensor) -> None:
+        """Take these weights, flat float32; optimizer states stay as they are."""
+        with self._brought() as buffer:
+            self._inner.load_master(weights)
+            self.write(buffer)
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take up a saved state. Raises CheckpointError if it is not of this unit."""

@@ -22,6 +22,8 @@ from lazytrain.jobs.executor import stream
 from lazytrain.jobs.executor import streamed as streamed_module
 from lazytrain.jobs.executor.devices import CpuDevice, cuda
 from lazytrain.jobs.executor.devices.cuda import CudaDevice
+from lazytrain.jobs.executor.stores.parameters import PartlyFrozen
+from lazytrain.jobs.layout import Layout
 from lazytrain.jobs.optim import HybridAdamW
 from lazytrain.jobs.policy import LayerPolicy, Policy, lower
 
@@ -152,6 +154,17 @@ def test_training_gives_the_bits_of_the_cpu(fake, make_model, facts_of, make_bat
     assert all(0 <= span.start_s <= span.end_s for span in got[3])
 
 
+def test_weights_of_a_partly_frozen_layer_are_one_pinned_buffer_that_updates_reach(device, fake):
+    layout = Layout.of({"learns": (8, 16)})
+    learning = HybridAdamW(lr=0.1).unit(layout, torch.ones(layout.numel), torch.bfloat16)
+    weights = PartlyFrozen(learning, torch.full((64,), 2.0))
+    weights.streamed = device.adopt(weights.streamed)
+    assert device._memory.is_pinned(weights.streamed)
+    weights.update(torch.ones(layout.numel, dtype=torch.bfloat16), step=1, scale=1.0, lr=0.1)
+    assert (weights.streamed[: layout.numel] < 1).all()
+    assert (weights.streamed[layout.numel :] == 2).all()
+
+
 def test_what_a_copy_reads_is_held_until_compute_has_waited_for_it(device):
     source = torch.ones(10)
     gone = weakref.ref(source)
@@ -180,6 +193,23 @@ def test_waiting_for_later_work_of_the_stream_lets_go_of_earlier_sources(device)
     events[1].wait()
     gc.collect()
     assert [ref() is None for ref in gone] == [True, True, False]
+
+
+def test_waiting_for_what_came_after_a_copy_lets_go_of_its_source_too(device):
+    """A program leaves out waits that follow from others: compute may wait for the reload alone."""
+    source = torch.ones(2)
+    gone = weakref.ref(source)
+    device.lend(source, "d2h")
+    offload = device.streams["d2h"].submit("offload", lambda: None, ())
+    device.streams["h2d"].submit("reload", lambda: None, (offload, device.compute_event()))
+    later = device.streams["h2d"].submit("load", lambda: None, ())
+    del source, offload
+    later._ended.wait()
+    gc.collect()
+    assert gone() is not None
+    device.compute_waits(later)
+    gc.collect()
+    assert gone() is None
 
 
 def test_compute_runs_on_one_stream_whatever_the_callers(device, fake):
