@@ -40,11 +40,11 @@ class Parking:
     def place_gradient(self, unit: int) -> None:
         """Give the master a buffer of the ring for a gradient that is about to arrive."""
         host, dtype = self._units[unit], self._dtypes[unit]
-        host.gradient = self._gradients.take(unit, host.layout.numel * dtype.itemsize).view(dtype)
+        host.gradient = self._gradients.take(unit, host.learning.numel * dtype.itemsize).view(dtype)
 
     def gradient_of(self, unit: int) -> torch.Tensor:
         """A copy of a gradient that was written, flat."""
-        gradient = torch.empty(self._units[unit].layout.numel, dtype=self._dtypes[unit])
+        gradient = torch.empty(self._units[unit].learning.numel, dtype=self._dtypes[unit])
         self._open().read(self._offsets[unit], gradient)
         return gradient
 

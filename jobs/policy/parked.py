@@ -43,8 +43,9 @@ class Parked:
     def of(cls, policy: Policy, facts: ModelFacts, state_bytes: Mapping[int, int] | None = None) -> Parked:
         """``state_bytes`` are the true ones; without them those of the 8-bit optimizer are reckoned."""
         first = len(facts.before)
-        on_nvme = [first + layer.index for layer in policy.layers if layer.optimizer_home == "nvme"]
-        gradients = frozenset(first + layer.index for layer in policy.layers if layer.gradient_home == "nvme")
+        learning = [layer for layer in policy.layers if facts.layers[layer.index].gradient_bytes]
+        on_nvme = [first + layer.index for layer in learning if layer.optimizer_home == "nvme"]
+        gradients = frozenset(first + layer.index for layer in learning if layer.gradient_home == "nvme")
         known = state_bytes or {}
         state = {unit: known.get(unit, parked_state_bytes(facts.units[unit], facts)) for unit in on_nvme}
         return cls(state, gradients)

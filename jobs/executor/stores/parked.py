@@ -22,7 +22,11 @@ class MovableOptimizer(Protocol):
 
     def master(self) -> torch.Tensor: ...
 
+    def load_master(self, weights: torch.Tensor) -> None: ...
+
     def state(self) -> Mapping[str, torch.Tensor]: ...
+
+    def state_beside_streamed(self) -> Mapping[str, torch.Tensor]: ...
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None: ...
 
@@ -90,10 +94,21 @@ class ParkedOptimizer:
         with self._brought():
             return self._inner.master().clone()
 
+    def load_master(self, weights: torch.Tensor) -> None:
+        """Take these weights, flat float32; optimizer states stay as they are."""
+        with self._brought() as buffer:
+            self._inner.load_master(weights)
+            self.write(buffer)
+
     def state(self) -> Mapping[str, torch.Tensor]:
         """All that is needed to go on; the tensors take host memory for as long as somebody holds them."""
         with self._brought():
             return self._inner.state()
+
+    def state_beside_streamed(self) -> Mapping[str, torch.Tensor]:
+        """`state` without the streamed weights."""
+        with self._brought():
+            return self._inner.state_beside_streamed()
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take up a saved state. Raises CheckpointError if it is not of this unit."""

@@ -210,7 +210,9 @@ def test_a_backward_that_is_interrupted_drops_the_gradients_and_says_so(pair, ma
     def interrupt(grad):
         raise KeyboardInterrupt
 
-    handle = model.transformer.h[2].register_forward_hook(lambda m, a, out: first(out).register_hook(interrupt) and None)
+    handle = model.transformer.h[2].register_forward_hook(
+        lambda m, a, out: first(out).register_hook(interrupt) and None
+    )
     loss = driver.forward(make_batch(0))
     handle.remove()
     with pytest.raises(KeyboardInterrupt):
