@@ -10,6 +10,7 @@
     ├── OutOfTime               no plan was found in the time allowed
     ├── OutOfMemory             a tier's budget was passed while running
     ├── StorageError            a tier's disk failed while running
+    ├── StepFailed              work that one stream of a step was given raised something
     ├── ProgramError            the model did not do what the step program says
     │   └── InvariantBroken     an operation could overtake another (found by debug mode)
     ├── NonFiniteGradient       training diverged
@@ -131,6 +132,17 @@ class StorageError(LazytrainError):
         super().__init__(message, hint=hint)
         self.tier = tier
         self.nbytes = nbytes
+
+
+class StepFailed(LazytrainError):
+    """Operation ``op`` of a step raised, on ``stream``, what nobody foresaw."""
+
+    code = "step_failed"
+
+    def __init__(self, message: str, *, op: str, stream: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.op = op
+        self.stream = stream
 
 
 class ProgramError(LazytrainError):

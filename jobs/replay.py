@@ -58,6 +58,7 @@ class Call:
     autocast: Autocast
     """What autocast was when the unit was called."""
     rng: RngState | None = None
+    """The generators before the unit's first run; None if it draws no random numbers."""
     kernels_follow_graph: bool = False
     """Whether `forward` must record a graph, of which nothing is kept, to run the kernels of `forward_with_graph`."""
 
@@ -218,6 +219,15 @@ class RngState:
         """Remember the generators as they are."""
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return cls(torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state())
+
+    def unless_unchanged(self, device: torch.device) -> RngState | None:
+        """This state if some generator has moved on since; None if what ran in between drew nothing."""
+        now = RngState.now(device)
+        same = torch.equal(self.cpu, now.cpu) and self.python == now.python
+        same = same and self.numpy[2:] == now.numpy[2:] and bool((self.numpy[1] == now.numpy[1]).all())
+        if self.cuda is not None and now.cuda is not None:
+            same = same and torch.equal(self.cuda, now.cuda)
+        return None if same else self
 
     def restore(self, device: torch.device) -> None:
         """Set the generators back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..jobs.model_facts import ModelFacts, UnitFacts
+from ..jobs.pinning import decide_pinning
 from ..jobs.policy import MASTER_BYTES, STATE_BYTES, Op, Parked, Policy, Program, lower
 from ..jobs.policy.artifact import Home
 from ..jobs.policy.program import Internals
@@ -65,19 +66,20 @@ def layer_forwards(program: Program, facts: ModelFacts) -> float:
     return work / sum(layer.forward_flops for layer in facts.layers)
 
 
-def host_bytes(facts: ModelFacts, policy: Policy, program: Program | None = None) -> dict[str, int]:
+def host_bytes(
+    facts: ModelFacts, policy: Policy, program: Program | None = None, *, pinned_limit_bytes: int | None = None
+) -> dict[str, int]:
     """Bytes on the host by purpose; the sum is what a job needs beside the Python process itself.
 
     ``weights`` is what streams to the GPU, ``master`` what the exact float32 weights need beyond it. With bfloat16 the
     state is 2 + 2 + 2.03 + 2 = 8.03 bytes per parameter. ``program`` saves lowering the policy again.
+    Where not all that the links reach can be pinned, ``staging`` includes the rings of pinned slabs.
     """
     program = program or lower(policy, facts)
+    state, on_host = state_bytes(facts, policy), program.peak_bytes("host")
     staging = _static_host_bytes(program)
-    return {
-        **state_bytes(facts, policy),
-        "activations": program.peak_bytes("host") - staging,
-        "staging": staging,
-    }
+    rings = decide_pinning(state["weights"] + state["gradients"] + on_host, pinned_limit_bytes).ring_bytes
+    return {**state, "activations": on_host - staging, "staging": staging + rings}
 
 
 def state_bytes(facts: ModelFacts, policy: Policy | None = None) -> dict[str, int]:

@@ -49,6 +49,8 @@ class HardwareProfile(Frozen):
     d2h_bytes_s: float = Field(gt=0)
     host_memory_bytes: int = Field(gt=0)
     """Host memory that the job may use."""
+    pinned_limit_bytes: int | None = Field(default=None, ge=0)
+    """Host memory that the system lets a process pin; None: as much as there is."""
     host_bytes_s: float = Field(gt=0)
     """Bandwidth of host memory."""
     update_parameters_s: float = Field(gt=0)

@@ -57,13 +57,14 @@ class Compute:
     def forward(self, op: Op, call: Call, boundary: torch.Tensor) -> Any:
         """Run a unit on its boundary; keep what the policy says."""
         key = (op.unit, op.micro)
-        call.rng = RngState.now(self._device.torch_device)
+        before = RngState.now(self._device.torch_device)
         with self._weights.bound(op) as slot:
             if op.internals == "none":
                 output = call.forward(boundary)
             else:
                 kept = self._in_flight.kept[key] = KEEP[op.internals]()
                 output = kept.forward(call, boundary, slot)
+        call.rng = before.unless_unchanged(self._device.torch_device)
         if self._home(op.unit) != "gpu":
             self._store.drop(key)
         self._in_flight.calls[key] = call
@@ -72,9 +73,10 @@ class Compute:
 
     def forward_whole(self, op: Op, call: Call) -> Any:
         """Run the head, whose logits go to a loss that is not the engine's."""
-        call.rng = RngState.now(self._device.torch_device)
+        before = RngState.now(self._device.torch_device)
         with self._weights.bound(op) as flat:
             output = call.forward()
+        call.rng = before.unless_unchanged(self._device.torch_device)
         self._weights.keep_for_head(op.micro, flat)
         self._in_flight.calls[self._head, op.micro] = call
         return output
@@ -175,8 +177,10 @@ class Compute:
     @contextmanager
     def _replaying(self, call: Call) -> Iterator[None]:
         """Set the random generators to what they were when the unit first ran, then back."""
+        if call.rng is None:
+            yield
+            return
         now = RngState.now(self._device.torch_device)
-        assert call.rng is not None
         call.rng.restore(self._device.torch_device)
         try:
             yield

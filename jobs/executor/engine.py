@@ -19,6 +19,8 @@ from ..head_loss import Logits, loss_only, supervised
 from ..model_facts import ModelFacts
 from ..policy import UPDATE_PHASE, Op, Policy
 from ..replay import Call
+from . import failures
+from .checks import Checks, NoChecks
 from .compute import Compute
 from .devices import Device, Event
 from .interpreter import Interpreter
@@ -39,6 +41,8 @@ class Engine:
         device: Device,
         optimizer: Optimizer | None,
         nvme_directory: Path,
+        *,
+        debug: bool = False,
     ) -> None:
         self.facts, self.policy, self.units, self.device, self.optimizer = facts, policy, units, device, optimizer
         self.on_gradients: Callable[[], None] | None = None
@@ -51,7 +55,9 @@ class Engine:
         self._compute = Compute(facts, policy, units, device, self._weights, self._transfers)
         self._steps = Steps(facts, policy, units, owner, device, nvme_directory, self._transfers, self._weights)
         self._steps.learns = optimizer is not None
-        self._run = Interpreter(self._steps.evaluation, names, device, self._transfers, self._compute.recompute)
+        checks = Checks(facts, device, self._weights, lambda: self.activation_host_bytes) if debug else NoChecks()
+        recompute = self._compute.recompute
+        self._run = Interpreter(self._steps.evaluation, names, device, self._transfers, recompute, checks)
         self._steps.attach(self._run, self._pass_over)
         self._fresh = False  # whether a forward of the model has been entered and no unit has run
 
@@ -125,14 +131,11 @@ class Engine:
             self.on_gradients()
 
     def _pass_over(self, unit: int = -1) -> None:
-        """Do the backward of every unit before ``unit`` that autograd left out."""
-        op = self._run.upcoming()
-        micro = op.micro if op is not None else -1
-        while op is not None and op.kind == "backward" and op.micro == micro and op.unit != unit:
+        """In the backward that runs, do that of every unit before ``unit``: autograd left them out."""
+        while (op := self._steps.left_of_backward()) is not None and op.unit != unit:
             self._run.advance("backward", op.unit)
             self._compute.skip_backward(op)
             self._run.finish(op)
-            op = self._run.upcoming()
 
     def loss(
         self, logits: Logits, states: torch.Tensor, labels: torch.Tensor, normaliser: float | None
@@ -260,10 +263,13 @@ class Engine:
         try:
             with self.device.counting():
                 yield
-        except BaseException:
+        except BaseException as error:
             if not keeps or self._steps.has_gradients:
                 self.abandon()
-            raise
+            raised = failures.in_compute(error)
+            if raised is error:
+                raise
+            raise raised from error
 
     # ---- figures
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from ..errors import ProgramError
 from ..policy import UPDATE_PHASE, Op, Program
 from ..policy.program import Kind
+from . import failures
+from .checks import NoChecks
 from .devices import Device, Event
 from .transfers import Transfers, Work
 
@@ -29,9 +31,11 @@ class Interpreter:
         device: Device,
         transfers: Transfers,
         recompute: Callable[[Op], None],
+        checks: NoChecks,
     ) -> None:
         """``names`` are the units', for messages; ``recompute`` does the compute that the model does not drive."""
         self._names, self._device, self._transfers, self._run_recompute = names, device, transfers, recompute
+        self._checks = checks
         self.stall_s: dict[str, float] = defaultdict(float)
         self.moved_bytes: Counter[str] = Counter()
         self.reset(program)
@@ -48,6 +52,7 @@ class Interpreter:
             if op.kind not in UPDATE_PHASE:
                 break
             self._events[op.id] = updates.get(op.id, Event.ended())
+        self._checks.begin(program, self._events)
 
     # ---- where it is
 
@@ -89,8 +94,9 @@ class Interpreter:
 
     def finish(self, op: Op) -> None:
         """A compute operation has ended: hand over what follows it."""
+        self._checks.finished(op)
         self._events[op.id] = self._device.compute_event()
-        self._device.recorder.add(op.id, "compute", self._started, 0)
+        self._device.compute_ended(op.id, self._started)
         self._next += 1
         while not self.at_end:
             following = self.program.ops[self._next]
@@ -105,18 +111,26 @@ class Interpreter:
 
     def submit(self, op: Op, work: Work, nbytes: int, after: Sequence[Event]) -> Event:
         """Hand work over to the operation's stream."""
+
+        def named() -> None:
+            try:
+                work()
+            except Exception as error:  # whatever it is, who waits for it is told which operation failed
+                raise failures.in_stream(op, error) from error
+
         self.moved_bytes[op.stream] += nbytes
-        return self._device.streams[op.stream].submit(op.id, work, after, nbytes)
+        return self._device.streams[op.stream].submit(op.id, named, after, nbytes)
 
     def _await(self, op: Op) -> None:
         for name in op.after:
             before = time.perf_counter()
             self._device.compute_waits(self._events[name])
             self.stall_s[self.program.ops[self.program.index[name]].stream] += time.perf_counter() - before
-        self._started = time.perf_counter()
+        self._checks.starting(op)
+        self._started = self._device.compute_started()
 
     def _issue(self, op: Op) -> None:
-        work, nbytes = self._transfers.prepare(op)
+        work, nbytes = self._checks.prepare(op, self._transfers)
         after = [self._events[name] for name in op.after]
         if op.stream == "h2d":
             after.append(self._device.compute_event())  # the memory it fills may only just have been given up
@@ -143,6 +157,7 @@ class Interpreter:
 
     def forget_events(self) -> None:
         """The step was taken: it cannot be taken twice."""
+        self._checks.step_taken()
         self._events.clear()
 
     def drain(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..errors import ProgramError
 from ..model_facts import ModelFacts
-from ..policy import Policy, Program, lower, lower_forward
+from ..policy import Op, Policy, Program, lower, lower_forward
 from ..policy.lowering import lower_rest
 from ..policy.order import NORMS, Order, Phase, micro_batches
 from .devices import Device, Event
@@ -109,7 +109,7 @@ class Steps:
     def begin_backward(self, turn: Turn) -> None:
         """The backward of a forward, if it does not run already. Raises ProgramError for one that cannot run."""
         phase = Phase("backward", turn.micro)
-        if self._phases and self._phases[-1] == phase:
+        if self._phases and self._phases[-1] == phase and self._left() is not None:
             return
         known = self._turns.pop(turn.micro, None)
         if known is None or known() is not turn:
@@ -117,14 +117,14 @@ class Steps:
                 "backward came for a forward whose step is over, or whose backward has run",
                 hint="run the backward of each forward once, before step()",
             )
-        if self._in_backward():
+        if self.left_of_backward() is not None:
             self._pass_over()
         self._end_phase()
         self._enter(phase)
 
     def begin_norms(self) -> None:
         """The end of a step. Raises ProgramError if it has no gradient."""
-        if not self.has_gradients or self._in_backward():
+        if not self.has_gradients or self.left_of_backward() is not None:
             raise ProgramError(
                 "step() came before the backward of any micro-batch ended",
                 hint="run forward and backward of every micro-batch of the step first",
@@ -144,7 +144,7 @@ class Steps:
     def gradients_are_complete(self) -> bool:
         """Whether, as far as is foreseen, no further micro-batch adds to the step's gradients."""
         rest = self._run.program.order[self._place + 1 :]
-        return self.has_gradients and not self._in_backward() and rest in ((), (NORMS,))
+        return self.has_gradients and self.left_of_backward() is None and rest in ((), (NORMS,))
 
     def finish(self) -> None:
         """The step was taken."""
@@ -194,19 +194,22 @@ class Steps:
             return not self._turns
         return not self.learns and not self._turns and backwards >= self.accumulation
 
-    def _unfinished(self) -> bool:
+    def _left(self) -> Op | None:
+        """The next operation of the phase that runs, if it has one."""
         op = self._run.upcoming()
         if not self._phases or op is None:
-            return False
+            return None
         phase = self._phases[-1]
-        return op.micro == phase.micro and (op.kind == "backward") == (phase.kind == "backward")
+        return op if op.micro == phase.micro and (op.kind == "backward") == (phase.kind == "backward") else None
 
-    def _in_backward(self) -> bool:
-        return self._unfinished() and self._phases[-1].kind == "backward"
+    def left_of_backward(self) -> Op | None:
+        """The next operation of the backward that runs, if one does."""
+        op = self._left()
+        return op if op is not None and op.kind == "backward" else None
 
     def _end_phase(self) -> None:
         """The phase that runs is over: an unfinished forward is dropped. Raises ProgramError for half a backward."""
-        if not self._unfinished():
+        if self._left() is None:
             return
         phase = self._phases[-1]
         if phase.kind == "backward":

@@ -20,6 +20,7 @@ from ..structure import LOOSE, own_parameters, path_of
 from ..timeline import Timeline
 from .devices import Device, Emulated, open_device
 from .engine import Engine
+from .kernels import apply_liger, compile_layers
 from .model_state import ModelState
 from .patches import Patches, inner_model, patch_methods
 from .standins import StandIns
@@ -54,6 +55,9 @@ def stream(
     optimizer: Optimizer | None = None,
     facts: ModelFacts | None = None,
     nvme_directory: str | Path | None = None,
+    compile: bool | str = False,
+    liger: bool = False,
+    debug: bool = False,
 ) -> Streamed:
     """Take the model's weights over and stream its layers through ``device`` as ``policy`` says.
 
@@ -62,6 +66,12 @@ def stream(
     learn. Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where everything with a home
     on NVMe goes (the system's temporary directory by default). Raises ProgramError if the policy was made for another
     model or batch, ModelError for what is no model of ``transformers``.
+
+    ``compile`` compiles the layers (True: by torch's default backend; or a backend's name), ``liger`` gives them
+    Liger's fused kernels; both change results by rounding, and `kernels` says what they cost and when they are refused.
+
+    ``debug`` proves the waits of each program before it runs, watches that they are kept, fills memory that nobody may
+    read any more with NaN, and raises InvariantBroken with the invariant's name (`policy.hazards.INVARIANTS`).
     """
     inner = inner_model(model)
     facts = facts or model_facts(
@@ -72,10 +82,14 @@ def stream(
     )
     policy.check(facts)
     opened = open_device(device)
+    if liger:
+        apply_liger(inner, opened.torch_device)
+    if compile:
+        compile_layers(inner, facts, policy, "inductor" if compile is True else compile)
     directory = Path(nvme_directory or tempfile.gettempdir())
     states = NvmeFile(directory) if optimizer is not None and policy.optimizer_home == "nvme" else None
     units = _host_units(inner, facts, policy, optimizer, opened, states)
-    engine = Engine(facts, policy, units, opened, optimizer, directory)
+    engine = Engine(facts, policy, units, opened, optimizer, directory, debug=debug)
     return Streamed(model, engine, opened, optimizer, states)
 
 
@@ -104,6 +118,8 @@ def _host_units(
             units[unit.name].unbind(torch.device("cpu"))  # free the original as soon as it was taken over
         if states is not None and unit.name in parked and unit.gradient_bytes:
             units[unit.name].park(states)
+        if owner is None:
+            units[unit.name].weights.streamed = device.adopt(units[unit.name].weights.streamed)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device.torch_device)
@@ -231,7 +247,7 @@ class Streamed:
 
     def timeline(self) -> Timeline:
         """What was recorded since `trace`."""
-        spans = sorted(self.device.recorder.spans, key=lambda span: span.start_s)
+        spans = sorted(self.device.recorder.result(), key=lambda span: span.start_s)
         return Timeline(
             spans=spans,
             step_s=max((span.end_s for span in spans), default=0.0),

@@ -106,6 +106,10 @@ class Transfers:
         transfer: Transfer = getattr(self, f"_{op.kind}")(op)
         return transfer
 
+    def spent_by(self, op: Op) -> list[torch.Tensor]:
+        """The host memory that ``op``, which is about to be prepared, is the last to read."""
+        return [self.in_flight.staged[op.id]] if op.kind == "accumulate" else self.store.spent_by(op)
+
     def update(self, op: Op, update: PendingUpdate) -> Work:
         """Apply the gradient to a master."""
         unit = self._units[op.unit]
@@ -123,7 +127,7 @@ class Transfers:
         source = self._units[self._owner[op.unit]].weights.streamed
         target = self._weights.target(op, source.numel(), source.dtype)
         self._device.lend(target, "h2d")
-        return lambda: _copy(target, source), source.nbytes
+        return lambda: self._device.copy(target, source), source.nbytes
 
     def _offload(self, op: Op) -> Transfer:
         return self.store.offload((op.unit, op.micro))
@@ -153,7 +157,7 @@ class Transfers:
         for gradient in gradients.values():
             if gradient is not None:
                 self._device.lend(gradient, "d2h")
-        return lambda: owner.receive(gradients, into), op.bytes
+        return lambda: owner.receive(gradients, into, self._device), op.bytes
 
     def _place_of_gradient(self, op: Op, owner: HostUnit) -> torch.Tensor:
         """The master's own buffer for its first gradient, the next staging buffer for those that are added to it."""
@@ -183,10 +187,6 @@ class Transfers:
 
     def _clip(self, op: Op) -> Transfer:
         return (lambda: None), 0
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source, non_blocking=True)
 
 
 def _add(into: torch.Tensor, part: torch.Tensor) -> None:

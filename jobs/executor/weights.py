@@ -45,6 +45,10 @@ class DeviceWeights:
         self._own[op.unit].append(self._device.empty(numel, dtype))
         return self._own[op.unit][-1]
 
+    def slot(self, index: int) -> torch.Tensor:
+        """A slot's memory."""
+        return self._slots[index]
+
     def forget_loaded(self) -> None:
         """What was loaded ahead, outside the slots, will be loaded again."""
         self._own.clear()

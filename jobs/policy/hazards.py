@@ -24,6 +24,7 @@ INVARIANTS = {
     "bytes as promised": "no buffer may be held at a moment for which the program does not count it",
     "one update": "each parameter gets one norm and one update per step",
     "loaded once": "each unit computes with its own weights, and each load is used",
+    "each once": "every operation of a program runs exactly once in its step",
 }
 
 

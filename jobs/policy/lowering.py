@@ -221,7 +221,9 @@ class _Lowering:
         if unit.kind != "layer":
             ahead = HEAD_AHEAD if compute.kind != "backward" and unit.kind != "before" else 2
             load = self._load(compute, at=position - ahead + 1, freed_by=position - ahead)
-            self._hold(f"weights.{load}", "gpu", unit.weight_bytes, load, compute.id)
+            kept = compute.kind == "loss" and self.facts.loss == "whole"  # for a backward that autograd does
+            last = self._id("backward", compute.unit, compute.micro) if kept else compute.id
+            self._hold(f"weights.{load}", "gpu", unit.weight_bytes, load, last)
             return
         if compute.unit in self.resident:
             compute.slot = self.resident[compute.unit]

@@ -69,6 +69,7 @@ def all_checks(nvme_dir: Path | None) -> dict[str, Check]:
         "Python": _python,
         "torch": _torch,
         "CUDA": _cuda,
+        "pinned memory": _pinned,
         "transformers": _transformers,
         "planner": _planner,
         "optimizer": _optimizer,
@@ -116,6 +117,26 @@ def _cuda() -> Finding:
     free, total = torch.cuda.mem_get_info()
     torch.ones(8, device="cuda").sum().item()
     return Finding("CUDA", "ok", f"{torch.cuda.get_device_name()}, {format_bytes(free)} of {format_bytes(total)} free")
+
+
+def _pinned() -> Finding:
+    import resource
+
+    import torch
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    said = "unlimited" if limit == resource.RLIM_INFINITY else format_bytes(limit)
+    if not torch.cuda.is_available():
+        return Finding("pinned memory", "ok", f"no GPU needs it (ulimit -l: {said})")
+    from ...jobs.executor.devices import CudaDevice
+
+    device = CudaDevice(torch.cuda.current_device())
+    wanted, pinned = 2**30, device.host_empty(2**30, torch.uint8).is_pinned()
+    device.close()
+    if not pinned:
+        fix = "ulimit -l unlimited (docker run --ulimit memlock=-1); until then, copies to the GPU take a detour"
+        return Finding("pinned memory", "warning", f"{format_bytes(wanted)} refused (ulimit -l: {said})", fix)
+    return Finding("pinned memory", "ok", f"{format_bytes(wanted)} pinned (ulimit -l: {said})")
 
 
 def _transformers() -> Finding:

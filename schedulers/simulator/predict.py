@@ -23,6 +23,7 @@ def predict(policy: Policy, facts: ModelFacts, profile: HardwareProfile, program
     """
     program = program or lower(policy, facts)
     timeline = _run(program, facts, profile)
+    on_host = host_bytes(facts, policy, program, pinned_limit_bytes=profile.pinned_limit_bytes)
     step_s = timeline.step_s
     tokens = facts.tokens * policy.accumulation
     return Predicted(
@@ -31,7 +32,7 @@ def predict(policy: Policy, facts: ModelFacts, profile: HardwareProfile, program
         tflops_6n=6 * facts.parameters * tokens / step_s / 1e12,
         compute_units=layer_forwards(program, facts),
         peak_gpu_bytes=program.peak_bytes("gpu"),
-        peak_host_bytes=sum(host_bytes(facts, policy, program).values()),
+        peak_host_bytes=sum(on_host.values()),
         nvme_bytes=program.peak_bytes("nvme"),
         host_bytes_per_parameter=sum(state_bytes(facts).values()) / facts.parameters,
         exposed_s=timeline.exposed_s,

@@ -104,6 +104,17 @@ def test_reads_and_writes_of_what_is_parked_take_the_disks_time(make_facts: Make
         assert op_seconds(op, facts, profile) == op.bytes / rates[op.stream.removeprefix("nvme_")]
 
 
+def test_rings_of_pinned_slabs_count_where_not_all_can_be_pinned(make_facts: Make) -> None:
+    facts = make_facts(4)
+    policy = Policy.from_homes(facts, ["gpu", "host", "host", "nvme", "gpu"])
+    plain = host_bytes(facts, policy)
+    reached = plain["weights"] + plain["gradients"] + plain["activations"] + plain["staging"]
+    assert 24 * MIB < reached < 48 * MIB
+    for limit, slab in ((reached, 0), (reached - 1, 2 * MIB), (0, 0)):
+        table = host_bytes(facts, policy, pinned_limit_bytes=limit)
+        assert table == plain | {"staging": plain["staging"] + 6 * slab}
+
+
 def test_host_table_in_float32_streams_the_master_itself(make_facts: Make) -> None:
     facts = ModelFacts(**(make_facts(2).model_dump() | {"dtype": "float32"}))
     assert state_bytes(facts)["master"] == 0

@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -30,6 +31,11 @@ class Event:
         if self._error is not None:
             raise self._error
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a wait for it would return, or raise, at once."""
+        return self._ended.is_set()
+
     def end(self, error: BaseException | None = None) -> None:
         """Declare the work ended, well or with an error."""
         self._error = error
@@ -48,17 +54,21 @@ class Recorder:
 
     def __init__(self) -> None:
         self.on = False
-        self.spans: list[Span] = []
+        self._spans: list[Span] = []
         self._zero = 0.0
 
     def start(self) -> None:
         """Begin a new step at time zero."""
-        self.spans, self._zero = [], time.perf_counter()
+        self._spans, self._zero = [], time.perf_counter()
 
     def add(self, op: str, stream: str, start: float, nbytes: int) -> None:
         """Record an operation that began at perf_counter time ``start`` and ends now."""
         if self.on:
-            self.spans.append(Span(op, stream, start - self._zero, time.perf_counter() - self._zero, nbytes))
+            self._spans.append(Span(op, stream, start - self._zero, time.perf_counter() - self._zero, nbytes))
+
+    def result(self) -> list[Span]:
+        """What was recorded since `start`."""
+        return list(self._spans)
 
 
 class Stream(ABC):
@@ -153,9 +163,18 @@ class Device(ABC):
     def host_empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Flat host memory that the links reach directly; it begins at a page, as direct I/O wants it."""
 
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A flat host tensor, or a copy of it in memory that the links reach directly."""
+        return tensor
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy between host and device, in the order of the stream whose work this is part of."""
+        target.copy_(source, non_blocking=True)
+
     @abstractmethod
     def counting(self) -> AbstractContextManager[object]:
-        """While entered, what the calling thread allocates counts as device memory."""
+        """While entered, what the calling thread allocates counts as device memory, and what it computes is the
+        device's compute, whatever thread or stream it is on."""
 
     @abstractmethod
     def compute_waits(self, event: Event) -> None:
@@ -165,9 +184,17 @@ class Device(ABC):
     def compute_event(self) -> Event:
         """An event that ends when all compute given so far has ended."""
 
+    def compute_started(self) -> Any:
+        """The moment at which an operation of the compute thread begins, for `compute_ended`."""
+        return time.perf_counter()
+
+    def compute_ended(self, op: str, started: Any) -> None:
+        """Record the span of a compute operation, if spans are recorded."""
+        self.recorder.add(op, "compute", started, 0)
+
     @abstractmethod
     def lend(self, tensor: torch.Tensor, stream: str) -> None:
-        """Keep the memory of ``tensor`` from being used again before what ``stream`` was given so far has ended."""
+        """Keep ``tensor`` from being freed before the copy that ``stream`` is given next has ended."""
 
     @property
     @abstractmethod

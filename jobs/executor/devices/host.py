@@ -7,6 +7,8 @@ import logging
 import mmap
 import os
 import platform
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,19 +22,31 @@ _MPOL_PREFERRED = 1
 """Take pages of the node while it has some, then of others (mbind(2)): a full node slows the job, never ends it."""
 
 
-def page_aligned(nbytes: int, node: int | None = None) -> torch.Tensor:
+def page_aligned(
+    nbytes: int, node: int | None = None, before_free: Callable[[int], None] | None = None
+) -> torch.Tensor:
     """``nbytes`` of zeroed host memory (uint8), from a page's start; the last page is rounded up and nothing else.
 
     Torch's pinned allocator would round to a power of two. With ``node``, pages come from that NUMA node when they are
-    first touched, if it has room.
+    first touched, if it has room. ``before_free`` is called with the address when nobody holds the memory any more and
+    it is about to be unmapped.
     """
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    memory = mmap.mmap(-1, -(-nbytes // PAGE) * PAGE)  # the tensor holds it, and its end unmaps it
-    tensor = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
+    memory = mmap.mmap(-1, -(-nbytes // PAGE) * PAGE)
+    held = (ctypes.c_ubyte * nbytes).from_buffer(memory)  # the tensor's storage holds it
+    tensor = torch.frombuffer(held, dtype=torch.uint8)
     if node is not None:
         _prefer(tensor.data_ptr(), len(memory), node)
+    if before_free is not None:
+        finalizer = weakref.finalize(held, _free, memory, before_free, tensor.data_ptr())
+        finalizer.atexit = False  # the process's end gives everything back
     return tensor
+
+
+def _free(memory: mmap.mmap, before_free: Callable[[int], None], address: int) -> None:
+    before_free(address)
+    del memory  # held until here, so that the pages were still mapped
 
 
 def _prefer(address: int, length: int, node: int) -> None:

@@ -103,7 +103,7 @@ class ActivationStore:
         self._left[key] = form = Form(source.shape, source.dtype)
         room = self._homes.take(key) if self._homes.has(key[0]) else self._next_staging()
         self._host[key] = target = form.front_of(room)
-        return (lambda: _copy(target, source)), source.nbytes
+        return (lambda: self._device.copy(target, source)), source.nbytes
 
     def write(self, key: Key) -> Copy:
         """Write the staged boundary to NVMe."""
@@ -128,7 +128,7 @@ class ActivationStore:
         target = form.front_of(self._device.empty(form.bytes, torch.uint8))
         self._device.lend(target, "h2d")
         self._on_gpu[key] = target
-        return (lambda: _copy(target, source)), source.nbytes
+        return (lambda: self._device.copy(target, source)), source.nbytes
 
     def swap_out(self, key: Key, kept: Internals) -> Copy:
         """Copy a layer's internals from the GPU to the host; the GPU's are given up."""
@@ -144,7 +144,7 @@ class ActivationStore:
                 hint="plan with internals: none for this model, or for the larger batch",
             )
         targets = self._swapped[key] = pack(room, sizes)
-        return (lambda: _copy_all(targets, sources)), sum(map(padded, sizes))
+        return (lambda: self._copy_all(targets, sources)), sum(map(padded, sizes))
 
     def swap_in(self, key: Key, kept: Internals | None) -> Copy:
         """Copy a layer's internals back to newly taken GPU memory."""
@@ -156,7 +156,7 @@ class ActivationStore:
         for target, storage in zip(targets, kept.storages, strict=True):
             self._device.lend(target, "h2d")
             storage.bytes = target
-        return (lambda: _copy_all(targets, sources)), sum(padded(source.numel()) for source in sources)
+        return (lambda: self._copy_all(targets, sources)), sum(padded(source.numel()) for source in sources)
 
     def spent_by(self, op: Op) -> list[torch.Tensor]:
         """The host memory that ``op``, which moves something back or on, is the last to read."""
@@ -194,6 +194,10 @@ class ActivationStore:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _copy_all(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            self._device.copy(target, source)
 
     def _nvme(self) -> NvmeFile:
         assert self._file is not None, "only boundaries with a place on NVMe are written and read"
@@ -259,12 +263,3 @@ def pack(buffer: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         parts.append(buffer[start : start + size])
         start += padded(size)
     return parts
-
-
-def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        _copy(target, source)
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source, non_blocking=True)

@@ -112,7 +112,7 @@ def _tried(directory: Path) -> str:
 def _direct_problem(path: Path) -> str:
     """Write and read one block."""
     written, read = page_aligned(aligned(1)), page_aligned(aligned(1))
-    written.copy_(torch.arange(len(written)) % 251)  # not random: the generator is the model's
+    bytes_of(written)[:] = os.urandom(written.nbytes)  # not torch's generator: a run's numbers must not depend on it
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_DIRECT)
     except OSError as error:

@@ -208,7 +208,7 @@ class HostUnit:
         for parameter in self.parameters.values():
             parameter.data = torch.empty(0, dtype=self.dtype, device=device)
 
-    def receive(self, gradients: Mapping[str, torch.Tensor | None], into: torch.Tensor) -> None:
+    def receive(self, gradients: Mapping[str, torch.Tensor | None], into: torch.Tensor, device: Device) -> None:
         """Copy gradients, by parameter name, to their places in a flat host tensor; None is zero, padding too."""
         for segment in self.learning.segments:
             into[segment.offset + segment.numel : segment.end] = 0
@@ -217,7 +217,7 @@ class HostUnit:
             if gradient is None:
                 part.zero_()
             else:
-                part.view(segment.shape).copy_(gradient, non_blocking=True)
+                device.copy(part.view(segment.shape), gradient)
 
     def named(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Views of a flat tensor of this unit by full parameter name."""

@@ -12,6 +12,8 @@ import pytest
 from lazytrain.jobs.errors import InvariantBroken
 from lazytrain.jobs.policy import lower, lower_forward
 from lazytrain.jobs.policy.hazards import check
+from lazytrain.jobs.policy.lowering import lower_rest
+from lazytrain.jobs.policy.order import NORMS, Phase
 
 draw_policy = runpy.run_path(str(Path(__file__).with_name("test_lowering.py")))["draw_policy"]
 
@@ -102,3 +104,35 @@ def test_no_wait_follows_from_others(make_facts):
             for name in op.after:
                 without = without_wait(program, position, name)
                 assert not (without.ancestors[position] >> program.index[name]) & 1, (op.id, name)
+
+
+def phases(text):
+    """``F0 E1 B0`` as phases, with the norms at the end."""
+    kinds = {"F": "forward", "B": "backward", "E": "evaluate"}
+    return (*(Phase(kinds[word[0]], int(word[1:])) for word in text.split()), NORMS)
+
+
+@pytest.mark.parametrize("order", ["F0 F1 B1 B0", "F0 E1 B0", "F0 F1 B0 F2 B1 B2 E3"])
+def test_other_orders_need_every_wait_too(order, make_facts):
+    for seed in range(0, 8, 2):
+        choose = random.Random(seed)
+        facts = make_facts(choose.randint(1, 5), before=choose.randint(1, 2), tied=choose.random() < 0.5)
+        program = lower(draw_policy(facts, seed), facts, order=phases(order))
+        check(program, facts)
+        for position, op in enumerate(program.ops):
+            for name in op.after:
+                with pytest.raises(InvariantBroken):
+                    check(without_wait(program, position, name), facts)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_the_rest_of_a_step_is_right_too(gradients, make_facts):
+    for seed in range(0, 20, 2):
+        facts = make_facts(4)
+        rest = lower_rest(draw_policy(facts, seed), facts, phases("E2 B1 F3 B3"), gradients=gradients)
+        check(rest, facts)
+        kinds = {op.kind for op in rest.ops}
+        assert "update" not in kinds and {"norm", "clip"} <= kinds
+        first = next(op for op in rest.ops if op.kind == "gradient")
+        added = first.id.replace("gradient", "accumulate") in rest.index
+        assert added == gradients

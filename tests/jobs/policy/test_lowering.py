@@ -200,3 +200,14 @@ def test_internals_of_a_layer_that_is_run_again_are_refused(make_facts):
     layers = [layer.model_copy(update={"internals": "all"}) if layer.index == 1 else layer for layer in policy.layers]
     with pytest.raises(ProgramError, match=r"layers \[1\] keep internals"):
         lower(policy.model_copy(update={"layers": tuple(layers)}), facts)
+
+
+@pytest.mark.parametrize("slots, loads", [(2, 6), (3, 5), (4, 4)])
+def test_a_block_that_fits_the_slots_loads_each_weight_once_for_its_backward(slots, loads, make_facts):
+    facts = make_facts(8)
+    homes = ["host", "recompute", "recompute", "recompute", "host", "recompute", "recompute", "recompute", "gpu"]
+    program = lower(Policy.from_homes(facts, homes, weight_slots=slots), facts)
+    backward = program.ops[program.index["loss.lm_head@0"] :]
+    first_block = range(len(facts.before), len(facts.before) + 4)
+    loaded = [op.id for op in backward if op.kind == "load" and op.unit in first_block]
+    assert len(loaded) == loads, loaded

@@ -153,6 +153,12 @@ def test_a_full_disk_says_how_much_was_wanted(tmp_path, monkeypatch):
     file.close()
 
 
+def test_trying_a_directory_draws_no_random_number(tmp_path):
+    before = torch.get_rng_state()
+    NvmeFile(tmp_path).close()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize(("code", "kind"), [(errno.EIO, StorageError), (errno.ENOSPC, OutOfMemory)])
 def test_a_disk_that_fails_while_writing(tmp_path, monkeypatch, code, kind):
     file = NvmeFile(tmp_path)
