@@ -8,6 +8,7 @@ parameters (see `structure`) come in as arguments, so that they get a gradient.
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from transformers.utils import output_capturing
 from .replay import Call
 
 _collector = output_capturing._active_collector
+_DICTS = (dict, UserDict)
 _OF_THE_CALL_ITSELF = "hidden_states"
 """The one capture that hooks on the unit itself make: they see what the stand-in returns."""
 
@@ -126,12 +128,12 @@ def _collecting(keys: list[str]) -> Iterator[dict[str, list[Any]]]:
 
 def _containers(value: Any) -> Iterator[Any]:
     """Dicts and lists inside ``value``, at any depth, in a fixed order."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    inner = value.values() if isinstance(value, _DICTS) else value if isinstance(value, (tuple, list)) else ()
     for part in list(inner):
-        if type(part) in (dict, list):
+        if type(part) in (dict, list) or isinstance(part, UserDict):
             yield part
         yield from _containers(part)
 
 
 def _entries(container: Any) -> Mapping[Any, Any]:
-    return container if isinstance(container, dict) else dict(enumerate(container))
+    return container if isinstance(container, _DICTS) else dict(enumerate(container))

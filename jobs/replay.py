@@ -5,15 +5,17 @@ The executor streams units this way and `introspect` measures them this way, so 
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_map_only, tree_unflatten
 from transformers import Cache
 
 from .errors import ProgramError
@@ -63,7 +65,7 @@ class Call:
     @classmethod
     def of(cls, run: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Flatten the arguments. Raises ProgramError for a key-value cache, which a second run would extend again."""
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, spec = flatten((args, kwargs))
         if any(isinstance(leaf, Cache) for leaf in leaves):
             raise ProgramError(
                 "a key-value cache cannot be used in training", hint="call the model with use_cache=False"
@@ -144,6 +146,25 @@ class Graphed:
 
     inputs: list[torch.Tensor]
     output: Any
+
+
+def flatten(value: Any) -> tuple[list[Any], TreeSpec]:
+    """``tree_flatten`` that looks into dictionaries of other classes too (keys and values that layers share)."""
+    leaves, spec = tree_flatten(value)
+    closed = {type(leaf) for leaf in leaves if isinstance(leaf, UserDict)}
+    if not closed:
+        return leaves, spec
+    for kind in closed:
+        register_pytree_node(kind, _entries_of, functools.partial(_of_entries, kind))
+    return flatten(value)
+
+
+def _entries_of(container: UserDict[Any, Any]) -> tuple[list[Any], list[Any]]:
+    return list(container.data.values()), list(container.data)
+
+
+def _of_entries(kind: type[UserDict[Any, Any]], values: Iterable[Any], keys: list[Any]) -> UserDict[Any, Any]:
+    return kind(zip(keys, values, strict=True))
 
 
 def output_tensors(output: Any) -> list[torch.Tensor]:

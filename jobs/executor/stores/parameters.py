@@ -132,6 +132,12 @@ class PartlyFrozen:
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         self._learning.load_state(state)
 
+    def kept(self) -> dict[str, torch.Tensor]:
+        return cast(MovableOptimizer, self._learning).kept()
+
+    def keep_in(self, places: Mapping[str, torch.Tensor]) -> None:
+        cast(MovableOptimizer, self._learning).keep_in(places)
+
 
 class HostUnit:
     """A unit's parameters as one flat buffer on the host, with the gradient of those that learn beside it.

@@ -86,6 +86,27 @@ def test_gradients_of_adapters_are_those_of_plain_peft(seed, batch_is, make_mode
     assert all("lora" in name for name in wanted)
 
 
+def test_the_model_without_its_adapters_is_a_reference_between_forward_and_backward(make_model, make_batch):
+    model, batch = with_adapters(make_model("qwen3"), lora_dropout=0.0), make_batch()
+    del batch["labels"]
+
+    def distance(model):
+        logits = model(**batch, use_cache=False).logits
+        with torch.no_grad(), model.disable_adapter():
+            reference = model(**batch, use_cache=False).logits
+        loss = (logits - reference).square().mean()
+        loss.backward()
+        return loss.item()
+
+    loss = distance(model)
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    with streaming(model) as streamed:
+        assert distance(streamed.model) == pytest.approx(loss, rel=1e-5)
+        assert_same_gradients(streamed.gradients(), wanted)
+    assert loss > 1e-4
+
+
 FREEZE = {
     "only norms learn": lambda name: "norm" in name,
     "first layers are frozen": lambda name: "layers.3." in name or "layers.4." in name or "norm" in name,
