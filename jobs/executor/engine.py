@@ -7,6 +7,7 @@ planner, a model family or a device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
@@ -215,6 +216,9 @@ class Engine:
     def open_ended(self, value: bool) -> None:
         self._steps.open_ended = value
 
+    not_finite: Sequence[str] = ()
+    """Units whose gradient of the last step was not finite, in the order of the forward."""
+
     def gradient_squares(self) -> float:
         """Sum of the squares of all gradients, when the last has arrived. Raises ProgramError if there are none."""
         with self._ticking(keeps=True):
@@ -225,6 +229,8 @@ class Engine:
     def finish_step(self, scale: float = 1.0) -> Any:
         """End the step: what clipping decided for ``scale`` x the gradients. Raises ProgramError if there are none."""
         squares = self.gradient_squares()
+        by_unit = sorted(self._transfers.in_flight.squares.items())
+        self.not_finite = [self.units[unit].name for unit, sum_ in by_unit if not math.isfinite(sum_)]
         self._steps.finish()
         assert self.optimizer is not None, "a step is only taken with an optimizer"
         return self.optimizer.clip(scale**2 * squares)

@@ -175,7 +175,8 @@ class Streamed:
             self._skipped += 1
             if self._skipped >= MAX_SKIPPED_STEPS:
                 raise NonFiniteGradient(
-                    f"the gradient was not finite in {self._skipped} steps in a row (last: step {self.steps + 1})",
+                    f"the gradient was not finite in {self._skipped} steps in a row (last: step {self.steps + 1}; "
+                    f"the backward met it first in {self._engine.not_finite[-1]})",
                     hint="lower train.learning_rate or look at the data of these steps",
                 )
             return StepResult(self.steps, clip.norm, 0.0, skipped=True)

@@ -55,8 +55,8 @@ class Optimizer(Protocol):
     param_groups: list[dict[str, Any]]
     """One group, with the options of every update."""
 
-    def unit(self, layout: Layout, weights: torch.Tensor, dtype: torch.dtype) -> UnitOptimizer:
-        """Take over a unit's flat float32 weights."""
+    def unit(self, layout: Layout, weights: torch.Tensor, dtype: torch.dtype, *, path: str = "") -> UnitOptimizer:
+        """Take over a unit's flat float32 weights; ``path`` goes before the layout's names."""
 
     def squares(self, gradient: torch.Tensor) -> float:
         """Sum of the squares of a flat gradient."""
@@ -177,7 +177,7 @@ class HostUnit:
             flat[segment.offset : segment.offset + segment.numel] = self.parameters[segment.name].data.reshape(-1)
         if optimizer is None or not learning:
             return FixedWeights(flat, self.dtype)
-        weights = optimizer.unit(self.learning, flat[:learning], self.dtype)
+        weights = optimizer.unit(self.learning, flat[:learning], self.dtype, path=self.path)
         return weights if learning == self.layout.numel else PartlyFrozen(weights, flat[learning:])
 
     def gradient_buffer(self, device: Device, *, adds: bool) -> torch.Tensor:

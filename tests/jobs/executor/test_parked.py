@@ -225,7 +225,7 @@ def test_an_optimizer_that_keeps_its_state_to_itself_is_refused(facts, make_mode
     class Own:
         lr = 0.1
 
-        def unit(self, layout, weights, dtype):
+        def unit(self, layout, weights, dtype, *, path=""):
             return self
 
         streamed = torch.empty(0)
