@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
@@ -189,15 +189,24 @@ _FLOP_FORMULAS = {
 }
 
 
-def weights_of(parameters: Sequence[nn.Parameter]) -> dict[str, int]:
+class Weights(TypedDict):
+    """The fields of a unit's facts that its parameters give."""
+
+    parameters: int
+    frozen_parameters: int
+    weight_bytes: int
+    frozen_bytes: int
+
+
+def weights_of(parameters: Sequence[nn.Parameter]) -> Weights:
     """The fields of a unit's facts that its parameters give."""
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
-    return {
-        "parameters": sum(p.numel() for p in parameters),
-        "frozen_parameters": sum(p.numel() for p in frozen),
-        "weight_bytes": _flat_bytes(parameters),
-        "frozen_bytes": _flat_bytes(frozen),
-    }
+    return Weights(
+        parameters=sum(p.numel() for p in parameters),
+        frozen_parameters=sum(p.numel() for p in frozen),
+        weight_bytes=_flat_bytes(parameters),
+        frozen_bytes=_flat_bytes(frozen),
+    )
 
 
 def _flat_bytes(parameters: Sequence[nn.Parameter]) -> int:

@@ -85,7 +85,7 @@ class Call:
     def forward(self, boundary: torch.Tensor | None = None) -> Any:
         """Run the unit with ``boundary`` in its place (if given); what it returns is returned as it is."""
         if self.kernels_follow_graph:
-            with torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None):
+            with torch.autograd.graph.saved_tensors_hooks(lambda _: None, _nothing_saved):
                 output = self.forward_with_graph(boundary).output
             return tree_map_only(torch.Tensor, torch.Tensor.detach, output)
         args, kwargs = tree_unflatten(self._with(boundary), self.spec)
@@ -138,6 +138,10 @@ class Call:
         if boundary is not None and self.boundary >= 0:
             leaves[self.boundary] = boundary
         return leaves
+
+
+def _nothing_saved(_: object) -> torch.Tensor:
+    raise ProgramError("a forward that was only run for its values has no backward")
 
 
 @dataclass

@@ -47,9 +47,8 @@ class Patches:
 
 def inner_model(model: nn.Module) -> PreTrainedModel:
     """The model of ``transformers`` inside what ``peft`` made of it. Raises ModelError if there is none."""
-    inner: Any = model
-    if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
-        inner = model.get_base_model()
+    base: Any = getattr(model, "get_base_model", None)
+    inner = model if isinstance(model, PreTrainedModel) or base is None else base()
     if not isinstance(inner, PreTrainedModel):
         raise ModelError(f"{type(model).__name__} is no model of transformers", hint="give stream() such a model")
     known = {id(parameter) for parameter in inner.parameters()}

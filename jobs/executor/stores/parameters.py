@@ -107,12 +107,6 @@ class PartlyFrozen:
     def streamed(self, tensor: torch.Tensor) -> None:
         self._streamed, self._learning.streamed = tensor, tensor[: self._first]
 
-    def kept(self) -> dict[str, torch.Tensor]:
-        return cast(MovableOptimizer, self._learning).kept()
-
-    def keep_in(self, places: Mapping[str, torch.Tensor]) -> None:
-        cast(MovableOptimizer, self._learning).keep_in(places)
-
     def update(self, gradient: torch.Tensor, *, step: int, scale: float, lr: float) -> None:
         self._learning.update(gradient, step=step, scale=scale, lr=lr)
 

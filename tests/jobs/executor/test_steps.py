@@ -81,7 +81,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_three_end_the_run(mak
             (math.nan * streamed.model(**batch).loss).backward()
             if attempt < 2:
                 assert streamed.step().skipped
-        with pytest.raises(NonFiniteGradient, match="3 steps in a row .*the backward met it first in lm_head"):
+        with pytest.raises(NonFiniteGradient, match=r"3 steps in a row .*the backward met it first in lm_head"):
             streamed.step()
         for name, state in streamed.unit_states():
             assert all(torch.equal(t, before[name][k]) for k, t in state.items()), name
