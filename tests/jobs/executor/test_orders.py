@@ -201,7 +201,6 @@ class interrupted:  # noqa: N801
 def test_a_backward_that_is_interrupted_drops_the_gradients_and_says_so(pair, make_batch):
     plain, driver = pair()
     model = driver.streamed.model
-    loss = driver.forward(make_batch(0))
 
     def interrupt(grad):
         raise KeyboardInterrupt
@@ -211,6 +210,7 @@ def test_a_backward_that_is_interrupted_drops_the_gradients_and_says_so(pair, ma
     handle.remove()
     with pytest.raises(KeyboardInterrupt):
         loss.backward()
+    del loss
     with pytest.raises(ProgramError, match="incomplete"):
         driver.forward(make_batch(0))
     for each in (plain, driver):
