@@ -140,8 +140,13 @@ class Interpreter:
     # ---- the end
 
     def wait_for(self, name: str) -> None:
-        """Return when the operation has ended; raise what it raised. KeyError if it was not handed over."""
+        """Return when the operation has ended; raise what it, or any other of the program, raised.
+
+        Who waits for the last of a stream does not wait for those before it, so their failures are looked up.
+        """
         self._events[name].wait()
+        for event in list(self._events.values()):
+            event.raise_failure()
 
     def has_run(self, name: str) -> bool:
         """Whether the operation was handed over."""

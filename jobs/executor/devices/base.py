@@ -36,6 +36,11 @@ class Event:
         """Whether a wait for it would return, or raise, at once."""
         return self._ended.is_set()
 
+    def raise_failure(self) -> None:
+        """Raise what the work has raised so far; do not wait for it."""
+        if self._error is not None:
+            raise self._error
+
     def end(self, error: BaseException | None = None) -> None:
         """Declare the work ended, well or with an error."""
         self._error = error

@@ -59,7 +59,7 @@ def train(facts, policy, device, make_model, make_batch):
 def test_steps_of_training_are_the_same_to_the_bit_under_any_policy(facts, make_model, make_batch, random_policy):
     homes = ["gpu"] * (LAYERS + 1)
     losses, wanted = train(facts, Policy.from_homes(facts, homes, accumulation=2), "cpu", make_model, make_batch)
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
     policy = random_policy(facts, 6, accumulation=2)
     same, got = train(facts, policy, Emulated(memory_bytes=1 << 30), make_model, make_batch)
     assert same == losses

@@ -57,7 +57,7 @@ def test_the_waits_of_every_program_suffice(make_facts):
 
 def test_removing_any_one_wait_breaks_a_named_invariant(make_facts):
     broken = set()
-    for seed in range(20):
+    for seed in range(8):
         facts, program = draw_program(make_facts, seed)
         for position, op in enumerate(program.ops):
             for name in op.after:
@@ -129,7 +129,7 @@ def test_other_orders_need_every_wait_too(order, make_facts):
 def test_the_rest_of_a_step_is_right_too(gradients, make_facts):
     for seed in range(0, 20, 2):
         facts = make_facts(4)
-        rest = lower_rest(draw_policy(facts, seed), facts, phases("E2 B1 F3 B3"), gradients=gradients)
+        rest = lower_rest(draw_policy(facts, seed).parked(), facts, phases("E2 B1 F3 B3"), gradients=gradients)
         check(rest, facts)
         kinds = {op.kind for op in rest.ops}
         assert "update" not in kinds and {"norm", "clip"} <= kinds
