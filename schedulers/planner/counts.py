@@ -74,7 +74,7 @@ def count(policy: Policy, facts: ModelFacts) -> Counts:
         blocks={length: number for length, number in sorted(lengths.items()) if length > 1},
         away=homes.count("host") + homes.count("nvme"),
         nvme=homes.count("nvme"),
-        kept={key: kept[key] for key in sorted(kept)},  # type: ignore[misc]
+        kept={key: kept[key] for key in sorted(kept)},
         resident=sum(layer.resident for layer in policy.layers),
         parked=sum(layer.optimizer_home == "nvme" for layer in policy.layers),
         weight_slots=policy.weight_slots,
@@ -103,9 +103,10 @@ def place(counts: Counts, facts: ModelFacts, sorts: Sequence[int], accumulation:
     resident = set(_pick(list(range(layers)), min(counts.resident, layers), first=False))
     made = Policy.from_homes(facts, [*homes, "gpu"], accumulation=accumulation, weight_slots=counts.weight_slots)
     chosen = [
-        LayerPolicy(index=i, internals=what, internals_home=home, resident=i in resident)
+        LayerPolicy(index=i, internals=kept[i][0], internals_home=kept[i][1], resident=i in resident)
+        if i in kept
+        else LayerPolicy(index=i, resident=i in resident)
         for i in range(layers)
-        for what, home in (kept.get(i, ("none", "gpu")),)
     ]
     placed = made.model_copy(update={"layers": tuple(chosen), "staging_slots": counts.staging_slots})
     last = [i for i in parkable(facts) if i >= layers - counts.parked]

@@ -25,7 +25,7 @@ from ..simulator import simulate
 from .bound import Bound, Certificate, all_shapes, bound_of
 from .choices import Problem, Shape
 from .climb import Climb
-from .counts import LAYOUTS, Counts, count
+from .counts import LAYOUTS, Counts, Key, count
 from .exact import solve_exact
 from .loose import Family
 from .search import NoScheduleError, OutOfTimeError, Question, find
@@ -190,8 +190,8 @@ def _variants(counts: Counts) -> Iterator[Counts]:
     for key, number in counts.kept.items():
         if key[1:] == ("all", "host"):
             del halved[key]
-            less = (key[0], "matmuls", "host")
-            halved[less] = halved.get(less, 0) + number  # type: ignore[index]
+            less: Key = (key[0], "matmuls", "host")
+            halved[less] = halved.get(less, 0) + number
     for kept in (counts.kept, halved, on_gpu):
         for layout in LAYOUTS if counts.blocks else LAYOUTS[:4]:
             yield counts.change(kept=kept, layout=layout)

@@ -34,7 +34,7 @@ def predict(policy: Policy, facts: ModelFacts, profile: HardwareProfile, program
         peak_gpu_bytes=program.peak_bytes("gpu"),
         peak_host_bytes=sum(on_host.values()),
         nvme_bytes=program.peak_bytes("nvme"),
-        host_bytes_per_parameter=sum(state_bytes(facts).values()) / facts.parameters,
+        host_bytes_per_parameter=sum(state_bytes(facts, policy).values()) / facts.parameters,
         exposed_s=timeline.exposed_s,
     )
 
