@@ -83,7 +83,7 @@ def test_a_broken_connection_makes_no_second_job(service: Service, served: str) 
     assert [known.id for known in service.store.jobs.list()] == [job.id]
 
 
-def whole_request(connection: socket.socket) -> bytes:
+def whole_message(connection: socket.socket) -> bytes:
     """Head and body, which come in as many pieces as they like."""
     with connection.makefile("rb") as stream:
         head = b""
@@ -99,8 +99,8 @@ def lose_the_first_answer(proxy: socket.socket, port: int) -> None:
     for lose in (True, False):
         connection, _ = proxy.accept()
         with connection, socket.create_connection(("127.0.0.1", port)) as behind:
-            behind.sendall(whole_request(connection))
-            answer = behind.recv(1 << 20)
+            behind.sendall(whole_message(connection))
+            answer = whole_message(behind)
             if not lose:
                 connection.sendall(answer)
 
