@@ -16,6 +16,7 @@ from types import TracebackType
 
 import ray
 from ray._private import ray_constants
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from ...jobs.errors import LazytrainError, Unreachable
 from ..artifacts import secret_file
@@ -111,6 +112,9 @@ class Connection:
         if ray.is_initialized():
             raise LazytrainError("this process is already connected to a Ray cluster", hint="close that one first")
         self._environment = _Environment(_variables(settings, os.cpu_count() or 1))
+        if settings.ray_auth == "token":
+            # Ray has read its variables when it was imported; unlike a new cluster, a client does not read them again.
+            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         if address.startswith("127."):
             ray_constants.ENABLE_RAY_CLUSTER = (
                 False  # as for the one that started it, else Ray looks at another address
