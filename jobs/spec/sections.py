@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..units import Duration
-from .types import AutoBytes, AutoCount, Count, Name, Share, Text
+from .types import AutoBytes, AutoCount, Count, Name, Share, Targets, Text
 
 
 class Section(BaseModel):
@@ -191,9 +191,7 @@ class Lora(Section):
     """What an adapter adds is scaled by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that is dropped while training."""
-    target_modules: Literal["all-linear"] | Annotated[tuple[Text, ...], Field(min_length=1, strict=False)] = (
-        "all-linear"
-    )
+    target_modules: Targets = "all-linear"
     """Modules that get an adapter, by the last part of their name ([q_proj, v_proj]); all-linear means every linear
     one but the head."""
 

@@ -96,7 +96,7 @@ def complete(
 
 @contextmanager
 def opened(section: Model, device: str | Emulated) -> Iterator[tuple[Streamed, Any]]:
-    """A model, or adapters with the model they are for, under streaming, in evaluation mode and without gradients, and its tokenizer."""
+    """A model (adapters bring theirs) under streaming, in evaluation mode and without gradients, and its tokenizer."""
     model, tokenizer = load_with_adapters(section)
     facts = model_facts(model, micro_batch=1, sequence_length=_ANY_LENGTH, dtype=section.dtype)
     homes: list[Home] = ["host" for _ in facts.layers]
