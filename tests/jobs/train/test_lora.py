@@ -23,7 +23,7 @@ from lazytrain.jobs.tracking import read_metrics
 from lazytrain.jobs.train import complete, evaluate_model, export_run, loop, train, trained_model
 
 LORA = "lora={rank: 4, alpha: 8, target_modules: [q_proj, v_proj, down_proj]}"
-SHORT = [LORA, "train.epochs=1", "evaluate.limit=2", "evaluate.every=1", "output.save_every=2", "train.warmup=0"]
+SHORT = [LORA, "data.split={train: 1.0}", "train.max_steps=8", "output.save_every=2", "train.warmup=0"]
 PLAIN = ["optimizer.name=adamw", "train.schedule=constant", "train.weight_decay=0.1"]
 ADAPTERS = "adapter_model.safetensors"
 KILLED = """
@@ -81,7 +81,7 @@ def test_adapters_learn_what_plain_peft_learns(job: Path, monkeypatch: pytest.Mo
     spec = load_spec(job, [*SHORT, *PLAIN])
     result = train(spec, device=Emulated(memory_bytes=1 << 28, h2d_bytes_s=1e9))
     wanted, weights = plain_peft(job, batches, spec.train.seed)
-    assert result.steps == len(wanted) == 10
+    assert result.steps == len(wanted) == 8
     assert losses(job.parent / "run") == pytest.approx(wanted, rel=1e-5)
     assert wanted[-1] < wanted[0]
     got = adapters(job.parent / "run" / "model")
@@ -94,7 +94,7 @@ def test_peft_loads_what_a_run_and_export_leave(job: Path) -> None:
     train(load_spec(job, [*SHORT, "lora.target_modules=all-linear"]), device="cpu")
     run, out = job.parent / "run", job.parent / "out"
     exported = export_run(run, out)
-    assert exported.step == 10
+    assert exported.step == 8
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(job.parent / "model")
     assert {path.name for path in out.iterdir() if path.suffix == ".safetensors"} == {ADAPTERS}
     assert len(adapters(out)) == 3 * 7 * 2
@@ -116,7 +116,7 @@ def test_checkpoints_hold_only_what_learns(job: Path) -> None:
 
 
 def test_the_trained_adapters_are_evaluated_and_generate(job: Path) -> None:
-    spec = load_spec(job, [*SHORT, "train.epochs=3", "evaluate.limit=4", "train.learning_rate=2e-2"])
+    spec = load_spec(job, [LORA, "train.learning_rate=2e-2", "evaluate.limit=4", "evaluate.every=1"])
     result = train(spec, device="cpu")
     folder = trained_model(job.parent / "run")
     found = evaluate_model(spec, model=folder, device="cpu", verdicts=job.parent / "verdicts.jsonl")
@@ -138,7 +138,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(job: Path) -> None:
     assert killed.returncode == -signal.SIGKILL
     assert CheckpointStore(job.parent / "run" / "checkpoints").latest() is not None
     done = train(load_spec(job, settings), device="cpu")
-    assert done.status == "done" and len(losses(job.parent / "run")) == 10
+    assert done.status == "done" and len(losses(job.parent / "run")) == 8
     got, wanted = adapters(job.parent / "run" / "model"), adapters(job.parent / "whole" / "model")
     assert all(torch.equal(got[name], tensor) for name, tensor in wanted.items())
 
