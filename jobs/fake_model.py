@@ -43,6 +43,12 @@ def build(source: Any, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
+def meta_model(source: PretrainedConfig | dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a configuration on the device ``meta``: shapes only, to put adapters into. Raises ModelError."""
+    with torch.device("meta"):
+        return build(source, dtype)
+
+
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 

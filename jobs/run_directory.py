@@ -6,7 +6,7 @@ metrics.jsonl       one line per report
 start/              configuration and tokenizer that the run began with
 checkpoints/        see `checkpoint`
 verdicts.jsonl      every evaluated row: prompt, output, expected, correct
-model/              the trained model in Hugging Face layout
+model/              the trained model in Hugging Face layout, or its adapters in that of peft
 result.json         written last: the run is done
 """
 
@@ -23,7 +23,7 @@ from .frozen import Frozen, digest
 from .spec import JobSpec, load_spec
 
 LOCK = ".run.lock"
-SHAPING = ("model", "data", "train", "optimizer")
+SHAPING = ("model", "data", "train", "lora", "optimizer")
 """Sections that shape what is learned: a run cannot go on under others."""
 MAY_CHANGE = {"batch", "cache"}
 """Keys of them that it can: how many rows a step takes, and where tokenized rows are kept."""
@@ -98,4 +98,5 @@ def save_record(path: Path, record: Frozen) -> None:
 
 
 def _digest(spec: JobSpec, section: str) -> str:
-    return digest(getattr(spec, section).model_dump(mode="json", exclude=MAY_CHANGE))
+    value = getattr(spec, section)
+    return digest(None if value is None else value.model_dump(mode="json", exclude=MAY_CHANGE))

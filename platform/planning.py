@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
+from ..jobs.adapters import add_adapters
 from ..jobs.errors import DoesNotFit, HardwareError, ModelError
 from ..jobs.executor.devices import Emulated
+from ..jobs.fake_model import meta_model
 from ..jobs.introspect import DType, model_facts
 from ..jobs.model_facts import ModelFacts
 from ..jobs.policy import Policy
@@ -27,7 +29,7 @@ from ..schedulers.simulator import simulate
 PLAIN_BYTES_PER_PARAMETER = 16
 """Mixed-precision AdamW without offloading: bf16 weight and gradient, float32 master, m and v."""
 
-ModelSource: TypeAlias = "PretrainedConfig | dict[str, Any]"
+ModelSource: TypeAlias = "PretrainedConfig | PreTrainedModel | dict[str, Any]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Limits:
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
-def find_model(name: str, *, trust_remote_code: bool = False) -> ModelSource:
+def find_model(name: str, *, trust_remote_code: bool = False) -> PretrainedConfig | dict[str, Any]:
     """The configuration of a model: a shape known by name, a configuration file, an HF directory or a hub id."""
     if name.lower() in known_models():
         return model_config(name)
@@ -72,6 +74,17 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> ModelSource:
             hint=f"give a directory, a config.json, a hub id, or one of {', '.join(known_models())}",
         ) from error
     return config
+
+
+def model_of(spec: JobSpec, name: str | None = None) -> ModelSource:
+    """What the job trains, without weights: its configuration, or the model on ``meta`` with the job's adapters.
+
+    ``name`` stands in for ``model.path``. Raises ModelError, also for target modules that the model lacks.
+    """
+    source = find_model(name or spec.model.path, trust_remote_code=spec.model.trust_remote_code)
+    if spec.lora is None:
+        return source
+    return add_adapters(meta_model(source, getattr(torch, spec.model.dtype)), spec.lora, seed=spec.train.seed)
 
 
 def load_tokenizer(spec: JobSpec) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..jobs.adapters import add_adapters
 from ..jobs.data import IGNORED, Batch, Rows, worst_batch
 from ..jobs.errors import LazytrainError, OutOfMemory
 from ..jobs.executor import Emulated, Streamed, stream
@@ -67,7 +68,7 @@ def run_probe(order: Order, policy: Policy, facts: ModelFacts) -> Report:
 
 
 def _train(order: Order, policy: Policy, facts: ModelFacts) -> Report:
-    model, _ = load_model(order.spec.model)
+    model = add_adapters(load_model(order.spec.model)[0], order.spec.lora, seed=order.spec.train.seed)
     batch = _with_padding(worst_batch(order.rows, policy.micro_batch))
     section = order.spec.train
     optimizer = HybridAdamW(lr=section.learning_rate, max_grad_norm=section.max_grad_norm)

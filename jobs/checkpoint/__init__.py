@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .export import WeightWriter, export_weights, saved_weights
+from .export import WeightWriter, export_folder, export_weights, saved_weights
 from .random_state import random_state, set_random_state
 from .store import Checkpoint, CheckpointStore
 
@@ -10,6 +10,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointStore",
     "WeightWriter",
+    "export_folder",
     "export_weights",
     "random_state",
     "saved_weights",

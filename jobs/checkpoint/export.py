@@ -75,13 +75,23 @@ def export_weights(folder: Path) -> Iterator[WeightWriter]:
 
     Raises CheckpointError when it cannot be written.
     """
+    with export_folder(folder) as temporary:
+        writer = WeightWriter(temporary)
+        yield writer
+        writer.finish()
+
+
+@contextmanager
+def export_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder that becomes ``folder`` when the block has ended; after an error, ``folder`` is what it was.
+
+    Raises CheckpointError when it cannot be written.
+    """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        writer = WeightWriter(temporary)
-        yield writer
-        writer.finish()
+        yield temporary
         files.sync_directory(temporary)
         _replace(temporary, folder)
     except OSError as error:

@@ -256,11 +256,12 @@ class Streamed:
                 yield unit.name, unit.named(unit.weights.streamed)
 
     def layouts(self) -> dict[str, list[tuple[str, list[int], int]]]:
-        """For each unit that `unit_states` has: full name, shape and offset of every parameter in its flat weights."""
+        """For each unit that `unit_states` has: full name, shape and offset of every parameter that learns, in its flat
+        weights."""
         return {
             unit.name: [
                 (f"{unit.path}.{s.name}" if unit.path else s.name, list(s.shape), s.offset)
-                for s in unit.layout.segments
+                for s in unit.learning.segments
             ]
             for _, unit in self._learning_units()
         }

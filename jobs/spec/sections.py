@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..units import Duration
-from .types import AutoBytes, AutoCount, Count, Name, Share, Text
+from .types import AutoBytes, AutoCount, Count, Name, Share, Targets, Text
 
 
 class Section(BaseModel):
@@ -182,6 +182,20 @@ def _steps(amount: float, total_steps: int) -> int:
     return min(int(amount if amount >= 1 else math.ceil(amount * total_steps)), total_steps)
 
 
+class Lora(Section):
+    """Low-rank adapters (Hu et al. 2022): the model's own weights are frozen and streamed as they are."""
+
+    rank: Count = 16
+    """Inner dimension of every adapter."""
+    alpha: Annotated[float, Field(gt=0, le=10_000)] = 32.0
+    """What an adapter adds is scaled by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that is dropped while training."""
+    target_modules: Targets = "all-linear"
+    """Modules that get an adapter, by the last part of their name ([q_proj, v_proj]); all-linear means every linear
+    one but the head."""
+
+
 class Optimizer(Section):
     """AdamW on the host."""
 
@@ -300,6 +314,8 @@ class JobSpec(Section):
     """The rows that are trained and evaluated on."""
     train: Train = Train()
     """The loop."""
+    lora: Lora | None = None
+    """Trains adapters alone; null trains all parameters."""
     optimizer: Optimizer = Optimizer()
     """AdamW on the host."""
     plan: Plan = Plan()

@@ -28,10 +28,20 @@ def _auto_or_bytes(value: Any) -> Any:
     return size
 
 
+def _all_linear_or_names(value: Any) -> Any:
+    if value == "all-linear":
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(name, str) and name for name in value):
+        return tuple(value)
+    raise ValueError("must be all-linear or a list of names such as [q_proj, v_proj]")
+
+
 AutoCount = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_count)]
 """``auto`` or a whole number from 1."""
 AutoBytes = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_bytes)]
 """``auto`` or bytes, written as ``70GB``, ``96GiB`` or a plain number."""
+Targets = Annotated[Literal["all-linear"] | tuple[str, ...], BeforeValidator(_all_linear_or_names)]
+"""``all-linear`` or names of modules, at least one."""
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]

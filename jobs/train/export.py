@@ -1,15 +1,23 @@
-"""The model of a run's checkpoint as a plain Hugging Face folder; no original file is needed."""
+"""The model of a run's checkpoint as a plain Hugging Face folder, or its adapters as one of peft.
+
+No original file is needed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from ..checkpoint import Checkpoint, CheckpointStore, export_weights, saved_weights
+import torch
+
+from ..adapters import add_adapters, save_adapters
+from ..checkpoint import Checkpoint, CheckpointStore, export_folder, export_weights, saved_weights
 from ..errors import InputError
 from ..frozen import Frozen
 from ..model import describe_model, empty_model
 from ..run_directory import RunDirectory
-from ..spec import load_spec
+from ..spec import JobSpec, load_spec
 
 
 class Exported(Frozen):
@@ -25,6 +33,8 @@ class Exported(Frozen):
 def export_run(run_dir: str | Path, out: str | Path, which: str = "latest") -> Exported:
     """Write the model of checkpoint ``which`` (``latest``, ``best`` or a step) to ``out``, unit by unit.
 
+    Of a run with ``lora`` it writes the adapters, which ``PeftModel.from_pretrained`` loads.
+
     Raises InputError when ``run_dir`` is no run, has no such checkpoint, or ``out`` holds something already.
     """
     directory, folder = RunDirectory(Path(run_dir)), Path(out)
@@ -33,12 +43,29 @@ def export_run(run_dir: str | Path, out: str | Path, which: str = "latest") -> E
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is there already", hint="name a folder that is new or empty")
     checkpoint = _find(CheckpointStore(directory.checkpoints), which)
-    model, tokenizer = empty_model(load_spec(directory.spec).model, directory.start, device="meta")
+    spec = load_spec(directory.spec)
+    model, tokenizer = empty_model(spec.model, directory.start, device="meta")
+    add_adapters(model, spec.lora, seed=spec.train.seed)
+    write_model(folder, spec, model, tokenizer, saved_weights(checkpoint))
+    return Exported(out=str(folder), step=checkpoint.step, eval_loss=checkpoint.score)
+
+
+def write_model(
+    folder: Path, spec: JobSpec, model: Any, tokenizer: Any, parts: Iterable[Mapping[str, torch.Tensor]]
+) -> None:
+    """Write what a job has trained, given part by part by parameter name: a model, or adapters in peft's format.
+
+    Raises CheckpointError when ``folder`` cannot be written; it is then what it was.
+    """
+    if spec.lora is not None:
+        with export_folder(folder) as temporary:
+            tokenizer.save_pretrained(temporary)
+            save_adapters(model, parts, spec.model.path, temporary)
+        return
     with export_weights(folder) as writer:
         describe_model(model, tokenizer, writer.folder)
-        for weights in saved_weights(checkpoint):
+        for weights in parts:
             writer.add(model, weights)
-    return Exported(out=str(folder), step=checkpoint.step, eval_loss=checkpoint.score)
 
 
 def _find(store: CheckpointStore, which: str) -> Checkpoint:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..adapters import load_with_adapters
 from ..data import prepare, render_prompt
 from ..errors import InputError
 from ..evaluate import exact_match
@@ -16,7 +17,6 @@ from ..executor import Emulated, Streamed, stream
 from ..frozen import Frozen
 from ..generate import GREEDY, Sampling
 from ..introspect import model_facts
-from ..model import load_model
 from ..policy import Home, Policy
 from ..run_directory import RunDirectory
 from ..spec import JobSpec, Model
@@ -40,7 +40,7 @@ class Evaluated(Frozen):
 
 
 def trained_model(path: str | Path) -> str:
-    """The model of a run whose directory ``path`` is; else ``path`` itself."""
+    """The model, or the adapters, of a run whose directory ``path`` is; else ``path`` itself."""
     directory = RunDirectory(Path(path))
     return str(directory.model) if directory.spec.exists() and directory.model.is_dir() else str(path)
 
@@ -96,8 +96,8 @@ def complete(
 
 @contextmanager
 def opened(section: Model, device: str | Emulated) -> Iterator[tuple[Streamed, Any]]:
-    """A model under streaming, in evaluation mode and without gradients, and its tokenizer."""
-    model, tokenizer = load_model(section)
+    """A model (adapters bring theirs) under streaming, in evaluation mode and without gradients, and its tokenizer."""
+    model, tokenizer = load_with_adapters(section)
     facts = model_facts(model, micro_batch=1, sequence_length=_ANY_LENGTH, dtype=section.dtype)
     homes: list[Home] = ["host" for _ in facts.layers]
     with stream(model, Policy.from_homes(facts, [*homes, "gpu"]), device=device, facts=facts) as streamed:

@@ -219,6 +219,7 @@ class Loop:
             "batch": setup.batch,
             "packed": setup.packed,
             "policy": setup.policy_digest,
+            "base": setup.base,
             "layouts": self.streamed.layouts(),
         }
         self.saver.save(self.step, trainer, score=_finite(last[1]) if last and last[0] == self.step else None)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
-from ..checkpoint import export_weights
 from ..executor import Emulated, stream
-from ..model import describe_model
 from ..policy import Policy
 from ..run_directory import RunDirectory, save_record
 from ..spec import JobSpec
 from ..tracking import LocalTracker, Tracker
+from .export import write_model
 from .loop import Loop, Progress
 from .result import Result
 from .saving import Saver, check_complete
@@ -75,7 +75,7 @@ def _run(
         facts=setup.facts,
         nvme_directory=setup.spec.plan.nvme,
     ) as streamed:
-        check_complete(streamed)
+        check_complete(streamed, base_is_kept=setup.base is not None)
         saver = Saver(setup.store, streamed)
         try:
             loop = Loop(setup, streamed, saver, tracker, stop, progress, on_point)
@@ -112,14 +112,11 @@ def _exact_match(loop: Loop) -> float | None:
 
 
 def _export(loop: Loop, on_point: OnPoint) -> None:
-    """The trained model as a plain Hugging Face folder."""
+    """The trained model as a plain Hugging Face folder, or its adapters as one of peft."""
     on_point("exporting")
     setup, streamed = loop.setup, loop.streamed
-    with export_weights(setup.directory.model) as writer:
-        describe_model(setup.model, setup.tokenizer, writer.folder)
-        for _, weights in streamed.named_weights():
-            writer.add(setup.model, weights)
-        writer.add(setup.model, streamed.rest())
+    parts = chain((weights for _, weights in streamed.named_weights()), [streamed.rest()])
+    write_model(setup.directory.model, setup.spec, setup.model, setup.tokenizer, parts)
     on_point("exported")
 
 

@@ -108,12 +108,16 @@ class Saver:
             yield REST, rest
 
 
-def check_complete(streamed: Streamed) -> None:
-    """Raise ModelError when a checkpoint would lack anything of the model: to be known before the first step."""
+def check_complete(streamed: Streamed, *, base_is_kept: bool = False) -> None:
+    """Raise ModelError when a checkpoint would lack anything of the model: to be known before the first step.
+
+    With ``base_is_kept``, what is frozen is read again from where it came, and only what learns is to be saved.
+    """
     saved = {name for unit in streamed.layouts().values() for name, _, _ in unit} | streamed.rest().keys()
     named: dict[int, list[str]] = defaultdict(list)
     for name, parameter in streamed.model.named_parameters(remove_duplicate=False):
-        named[id(parameter)].append(name)  # tied weights have several names, of which one is enough
+        if parameter.requires_grad or not base_is_kept:
+            named[id(parameter)].append(name)  # tied weights have several names, of which one is enough
     lost = [names[0] for names in named.values() if saved.isdisjoint(names)]
     if lost:
         raise ModelError(

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from ..adapters import add_adapters, weights_digest
 from ..checkpoint import Checkpoint, CheckpointStore
 from ..data import Prepared, packing_problem, prepare
-from ..errors import InputError
+from ..errors import CheckpointError, InputError, ModelError
 from ..frozen import digest
 from ..introspect import model_facts
 from ..model import describe_model, empty_model, load_model
@@ -44,6 +46,8 @@ class Setup:
     facts: ModelFacts
     policy: Policy
     objective: Objective
+    base: str | None = None
+    """Digest of the frozen weights that checkpoints do not hold; None where they hold all weights."""
     notes: list[str] = field(default_factory=list)
     """What is different from before the checkpoint, in words."""
 
@@ -93,7 +97,7 @@ def set_up(spec: JobSpec, policy: Policy | None, directory: RunDirectory, on_poi
     torch.manual_seed(spec.train.seed)
     store = CheckpointStore(directory.checkpoints, keep=spec.output.keep, on_point=on_point)
     checkpoint = store.latest()
-    model, tokenizer = _model(spec, directory, checkpoint)
+    model, tokenizer, base = _model(spec, directory, checkpoint)
     on_point("loaded")
     data = prepare(spec.data, tokenizer, cache=directory.rows)
     on_point("prepared")
@@ -101,7 +105,7 @@ def set_up(spec: JobSpec, policy: Policy | None, directory: RunDirectory, on_poi
     objective.check(data)
     _decide_packing(spec, model, data, checkpoint, objective)
     facts, policy = _policy(spec, model, data, policy)
-    setup = Setup(spec, directory, store, checkpoint, model, tokenizer, data, facts, policy, objective)
+    setup = Setup(spec, directory, store, checkpoint, model, tokenizer, data, facts, policy, objective, base)
     _check_pairs(setup)
     setup.notes = _changes(setup)
     for note in setup.notes:
@@ -110,12 +114,40 @@ def set_up(spec: JobSpec, policy: Policy | None, directory: RunDirectory, on_poi
     return setup
 
 
-def _model(spec: JobSpec, directory: RunDirectory, checkpoint: Checkpoint | None) -> tuple[Any, Any]:
-    """The model; one that goes on needs no weights but the checkpoint's, and no file outside the run's directory."""
-    if checkpoint is not None:
-        return empty_model(spec.model, directory.start)
-    model, tokenizer = load_model(spec.model)
-    describe_model(model, tokenizer, directory.start)
+def _model(
+    spec: JobSpec, directory: RunDirectory, checkpoint: Checkpoint | None
+) -> tuple[PreTrainedModel, Any, str | None]:
+    """Model, tokenizer and the digest of weights that are frozen and in no checkpoint.
+
+    A model that goes on needs no weights but the checkpoint's, and no file outside the run's directory; one with
+    adapters also needs those that it began with.
+    """
+    if spec.lora is not None:
+        model, tokenizer = load_model(spec.model) if checkpoint is None else _base_again(spec, directory, checkpoint)
+    elif checkpoint is not None:
+        return *empty_model(spec.model, directory.start), None
+    else:
+        model, tokenizer = load_model(spec.model)
+    if checkpoint is None:
+        describe_model(model, tokenizer, directory.start)
+    base = None if spec.lora is None else weights_digest(model)
+    return add_adapters(model, spec.lora, seed=spec.train.seed), tokenizer, base
+
+
+def _base_again(spec: JobSpec, directory: RunDirectory, checkpoint: Checkpoint) -> tuple[PreTrainedModel, Any]:
+    """The model that the run's adapters are for. Raises CheckpointError when it is gone or another one."""
+    hint = f"put the model back at {spec.model.path}, or delete {directory.path} to start again"
+    try:
+        model, tokenizer = load_model(spec.model)
+    except ModelError as error:
+        raise CheckpointError(
+            f"the checkpoints in {directory.path} hold adapters alone, and {error.message}", hint=hint
+        ) from error
+    if weights_digest(model) != checkpoint.trainer["base"]:
+        raise CheckpointError(
+            f"the weights of {spec.model.path} are not those that the adapters in {directory.path} began with",
+            hint=hint,
+        )
     return model, tokenizer
 
 

@@ -16,7 +16,7 @@ from ...schedulers.best_batch import BestBatch, Tried, best_batch
 from ...schedulers.demand import demand
 from ...schedulers.hardware import Budgets, HardwareProfile
 from ...schedulers.options import option
-from ..planning import Limits, ModelSource, emulated, facts_of, find_model, load_tokenizer
+from ..planning import Limits, ModelSource, emulated, facts_of, load_tokenizer, model_of
 from .values import Admission, AdmissionOrder, Way
 
 _LARGEST_BATCH = 256
@@ -60,8 +60,7 @@ class _Job:
 
     @cached_property
     def _source(self) -> ModelSource:
-        section = self.spec.model
-        return find_model(section.path, trust_remote_code=section.trust_remote_code)
+        return model_of(self.spec)
 
     def _facts(self, rows: int) -> ModelFacts:
         """Facts of the model at so many rows of the longest length; they are the same on every kind of node."""

@@ -18,9 +18,9 @@ from ..planning import (
     device_kind,
     emulated,
     facts_of,
-    find_model,
     load_tokenizer,
     make_plan,
+    model_of,
     predicted_batch,
 )
 from ..probe import measure
@@ -75,8 +75,7 @@ class Job:
 
     def planner(self) -> Any:
         """`plan_batch` for this job's model."""
-        section = self.spec.model
-        return partial(self.plan_batch, find_model(section.path, trust_remote_code=section.trust_remote_code))
+        return partial(self.plan_batch, model_of(self.spec))
 
     def plan(self) -> Plan:
         """The plan of the job file's batch; for ``auto``, of the batch with the best prediction."""

@@ -51,7 +51,7 @@ def command(
     with Output.opened(as_json) as output:
         from ...jobs.spec import load_spec
         from ...schedulers.hardware import hardware
-        from ..planning import Limits, facts_of, find_model, make_plan
+        from ..planning import Limits, facts_of, find_model, make_plan, model_of
 
         job = load_spec(spec, settings or ()) if spec is not None else None
         profile = hardware(
@@ -74,7 +74,7 @@ def command(
             solve_seconds=solve_seconds,
         )
         shape = _Shape.of(job, model, batch, length, dtype)
-        source = find_model(shape.model)
+        source = find_model(shape.model) if job is None else model_of(job, shape.model)
 
         def facts_at(batch: int) -> ModelFacts:
             return facts_of(source, batch=batch, length=shape.length, dtype=shape.dtype)

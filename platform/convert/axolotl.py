@@ -9,11 +9,11 @@ from .draft import Conversion, Draft, is_off
 
 REASONS: Final = {
     **common.REASONS,
-    "lora_r": common.FULL,
-    "lora_alpha": common.FULL,
-    "lora_dropout": common.FULL,
-    "lora_target_linear": common.FULL,
-    "lora_target_modules": common.FULL,
+    "lora_r": common.UNUSED,
+    "lora_alpha": common.UNUSED,
+    "lora_dropout": common.UNUSED,
+    "lora_target_linear": common.UNUSED,
+    "lora_target_modules": common.UNUSED,
     "wandb_project": common.TRACKED,
     "wandb_entity": common.TRACKED,
     "wandb_name": common.TRACKED,
@@ -44,8 +44,7 @@ def convert(draft: Draft) -> Conversion:
     for key in ("load_in_8bit", "load_in_4bit"):
         if draft.take(key):
             draft.note("weights are trained exactly, from float32 masters", key)
-    if draft.take("adapter"):
-        draft.note(common.FULL, "adapter")
+    _adapters(draft)
     _data(draft)
     _train(draft)
     draft.move("output.dir", "output_dir")
@@ -53,6 +52,16 @@ def convert(draft: Draft) -> Conversion:
     draft.put("output.save_every", save if type(save) is int else None)
     draft.move("output.keep", "save_total_limit")
     return draft.finish("Axolotl", REASONS)
+
+
+def _adapters(draft: Draft) -> None:
+    kind = draft.take("adapter")
+    if kind in ("lora", "qlora"):
+        targets = None if draft.take("lora_target_linear") else draft.take("lora_target_modules")
+        chosen = [targets] if isinstance(targets, str) else targets
+        common.lora(draft, rank="lora_r", alpha="lora_alpha", dropout="lora_dropout", targets=chosen)
+    elif kind:
+        draft.note(common.LORA, "adapter")
 
 
 def _attention(draft: Draft) -> None:

@@ -22,7 +22,8 @@ SCHEDULES: Final = {
 }
 ADAMW: Final = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "deepspeed_adam")
 TEMPLATES: Final = ("chatml", "alpaca", "vicuna")
-FULL: Final = "lazytrain trains all parameters; adapters are not made"
+LORA: Final = "adapters are plain LoRA: the section lora, or all parameters without it"
+UNUSED: Final = "all parameters are trained: only adapters need it"
 PLANNED: Final = "what is kept, moved or computed again is decided by the planner, see lazytrain plan"
 TRACKED: Final = "every run is logged to MLflow"
 REASONS: Final = {
@@ -111,6 +112,15 @@ def clipping(draft: Draft, *location: str | int) -> None:
     value = draft.take(*location)
     if value is not None:
         draft.job.setdefault("train", {})["max_grad_norm"] = value or None
+
+
+def lora(draft: Draft, *, rank: str, alpha: str, dropout: str, targets: list[str] | None) -> None:
+    """Adapters, of rank 8 and an alpha of twice the rank unless the file says it; None targets all linear modules."""
+    size = draft.take(rank, default=8)
+    draft.put("lora.rank", size)
+    draft.put("lora.alpha", draft.take(alpha, default=2 * size if isinstance(size, int) else None))
+    draft.move("lora.dropout", dropout)
+    draft.put("lora.target_modules", targets)
 
 
 def max_steps(draft: Draft, *location: str | int) -> None:

@@ -15,11 +15,10 @@ REASONS: Final = {
     **common.REASONS,
     "do_train": "lazytrain train trains",
     "do_eval": "evaluate says what is measured",
-    "finetuning_type": common.FULL,
-    "lora_rank": common.FULL,
-    "lora_alpha": common.FULL,
-    "lora_dropout": common.FULL,
-    "lora_target": common.FULL,
+    "lora_rank": common.UNUSED,
+    "lora_alpha": common.UNUSED,
+    "lora_dropout": common.UNUSED,
+    "lora_target": common.UNUSED,
     "overwrite_cache": "tokenized rows are kept under the digest of all they depend on",
     "preprocessing_num_workers": "rows are tokenized with all cores",
     "dataloader_num_workers": "batches are read from tokenized files, without worker processes",
@@ -48,14 +47,23 @@ def convert(draft: Draft) -> Conversion:
         common.choice(draft, "model.attention", common.ATTENTION, "flash_attn")
     common.half_precision(draft)
     draft.take("pure_bf16")
-    if draft.take("finetuning_type", default="full") != "full":
-        draft.note(common.FULL, "finetuning_type")
+    _adapters(draft)
     _data(draft)
     _train(draft)
     draft.move("output.dir", "output_dir")
     draft.move("output.save_every", "save_steps")
     draft.move("output.keep", "save_total_limit")
     return draft.finish("LLaMA-Factory", REASONS)
+
+
+def _adapters(draft: Draft) -> None:
+    kind = draft.take("finetuning_type", default="lora")
+    if kind == "lora":
+        targets = _names(draft.take("lora_target", default="all"))
+        chosen = None if targets == ["all"] else targets
+        common.lora(draft, rank="lora_rank", alpha="lora_alpha", dropout="lora_dropout", targets=chosen)
+    elif kind != "full":
+        draft.note(common.LORA, "finetuning_type")
 
 
 def _data(draft: Draft) -> None:

@@ -15,6 +15,7 @@ from lazytrain.platform.planning import (
     feasible_policy,
     find_model,
     make_plan,
+    model_of,
     plain_training_bytes,
     predicted_batch,
 )
@@ -52,6 +53,24 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(ModelError, match="not a model configuration"):
         find_model(str(file))
+
+
+def test_a_job_with_adapters_is_planned_as_what_it_trains(tiny_job: Path) -> None:
+    """Without weights; and what it needs is less than of all parameters, in each memory that training shares."""
+    lora = load_spec(tiny_job, ("lora={rank: 2}", "model.dtype=float32"))
+    source = model_of(lora)
+    assert all(parameter.is_meta for parameter in source.parameters())  # type: ignore[union-attr]
+    full, adapted = (
+        facts_of(each, batch=4, length=16, dtype="float32") for each in (find_model(lora.model.path), source)
+    )
+    assert model_of(load_spec(tiny_job)).to_dict() == find_model(lora.model.path).to_dict()  # type: ignore[union-attr]
+    plans = [make_plan(each, PROFILE, Limits(planner="every_layer")) for each in (full, adapted)]
+    for name in ("peak_host_bytes", "peak_gpu_bytes", "step_s"):
+        wide, narrow = (getattr(answer.predicted, name) for answer in plans)
+        assert narrow < wide, name
+    assert adapted.trainable_parameters < full.trainable_parameters / 5
+    with pytest.raises(ModelError, match="no module 'q_prj'"):
+        model_of(load_spec(tiny_job, ("lora={target_modules: [q_prj]}",)))
 
 
 def test_limits_come_from_the_job_file(tiny_job: Path) -> None:

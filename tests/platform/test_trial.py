@@ -10,9 +10,9 @@ from lazytrain.jobs.data import Batch, prepare
 from lazytrain.jobs.errors import LazytrainError
 from lazytrain.jobs.executor import Emulated
 from lazytrain.jobs.policy import Policy
-from lazytrain.jobs.spec import load_spec
+from lazytrain.jobs.spec import Lora, load_spec
 from lazytrain.platform import trial
-from lazytrain.platform.planning import facts_of, find_model
+from lazytrain.platform.planning import facts_of, model_of
 from lazytrain.platform.trial import Order, run_probe
 
 
@@ -25,7 +25,7 @@ def order(tiny_job: Path) -> Order:
 
 def planned(order: Order, batch: int):  # type: ignore[no-untyped-def]
     length = max(map(len, order.rows.input_ids))
-    facts = facts_of(find_model(order.spec.model.path), batch=batch, length=length, dtype="float32")
+    facts = facts_of(model_of(order.spec), batch=batch, length=length, dtype="float32")
     return Policy.from_homes(facts, ["host"] * len(facts.layers) + ["gpu"]), facts
 
 
@@ -36,6 +36,16 @@ def test_a_probe_trains_and_measures(order: Order) -> None:
     assert 0 < report.loss < 20
     assert report.tokens_per_s > 0
     assert report.peak_device_bytes > 0
+
+
+def test_adapters_are_probed_where_the_job_trains_them(order: Order) -> None:
+    full = run_probe(order, *planned(order, 4))
+    spec = order.spec.model_copy(update={"lora": Lora(rank=2)})
+    lora = Order(spec=spec, device="cpu", rows=order.rows, seconds=0.0)
+    policy, facts = planned(lora, 4)
+    report = run_probe(lora, policy, facts)
+    assert report.fits and report.steps >= 5
+    assert report.loss > full.loss  # which moves all weights
 
 
 def test_out_of_memory_is_a_result(order: Order) -> None:

@@ -32,6 +32,9 @@ output: {dir: runs/qwen7b, save_every: 500, keep: 3}
 """
 
 
+ADAPTERS = "lora: {rank: 8, alpha: 16, target_modules: [q_proj, v_proj]}"
+
+
 @pytest.fixture
 def write(tmp_path: Path):
     def write(text: str | bytes, name: str = "job.yaml") -> Path:
@@ -97,10 +100,18 @@ class TestValues:
         assert load_spec(write(SMALLEST), ["model.path=./m"]).model.path == str(Path.cwd() / "m")
         assert load_spec(write(SMALLEST.replace("org/model", "../m"))).model.path == str(tmp_path / "../m")
 
-    @pytest.mark.parametrize("text", [SMALLEST, COMPLETE])
+    @pytest.mark.parametrize("text", [SMALLEST, COMPLETE, SMALLEST + "\nlora: {}", SMALLEST + "\n" + ADAPTERS])
     def test_round_trip(self, write, text: str) -> None:
         spec = load_spec(write(text))
         assert load_spec(write(spec.to_yaml(), "again.yaml")) == spec
+
+    def test_adapters_are_trained_only_where_the_file_says_so(self, write) -> None:
+        assert load_spec(write(SMALLEST)).lora is None
+        lora = load_spec(write(SMALLEST + "\n" + ADAPTERS)).lora
+        assert lora is not None
+        assert (lora.rank, lora.alpha, lora.target_modules) == (8, 16.0, ("q_proj", "v_proj"))
+        every = load_spec(write(SMALLEST), ["lora.rank=4"]).lora
+        assert every is not None and (every.rank, every.target_modules) == (4, "all-linear")
 
     @pytest.mark.parametrize(("warmup", "steps"), [("0.03", 30), ("0", 0), ("20", 20), ("5000", 1000), ("0.0001", 1)])
     def test_warmup_is_a_share_or_a_number_of_steps(self, write, warmup: str, steps: int) -> None:
@@ -162,6 +173,10 @@ class TestRefusals:
             ("train: {learning_rate: '1e-5'}", 1, "train.learning_rate", "number"),
             ("train: {warmup: 2.5}", 1, "train", "whole number of steps"),
             ("train: {schedule: cosin}", 1, "train.schedule", "'cosine'"),
+            ("lora: {target_modules: q_proj}", 1, "lora.target_modules", "all-linear or a list of names"),
+            ("lora: {target_modules: []}", 1, "lora.target_modules", "all-linear or a list of names"),
+            ("lora: {rank: 0}", 1, "lora.rank", "greater than or equal to 1"),
+            ("lora: true", 1, "lora", "mapping of keys"),
             ("plan: {gpu_memory: lots}", 1, "plan.gpu_memory", "such as 70GB"),
             ("plan: {gpu_memory: -1}", 1, "plan.gpu_memory", "such as 70GB"),
             ("queue: {max_duration: 3 weeks}", 1, "queue.max_duration", "24h"),

@@ -34,6 +34,7 @@ model_name_or_path: m
 stage: sft
 dataset: d
 """
+AXOLOTL = "base_model: m\ndatasets: [{path: a.jsonl, type: alpaca}]\n"
 
 
 @pytest.mark.parametrize("name", ["qwen_full_sft.yaml", "llama_full.yml", "megatrain_14b.yaml"])
@@ -129,14 +130,37 @@ def test_megatrain() -> None:
     assert {"model.device", "memory.num_grad_slabs", "logging.log_interval", "dataset.num_workers"} <= set(told)
 
 
-def test_an_adapter_is_said_to_become_full_training(tmp_path: Path) -> None:
-    lora = written(tmp_path, LLAMA_FACTORY + "finetuning_type: lora\nlora_rank: 8\n")
-    told = why(convert(lora))
-    assert "trains all parameters" in told["finetuning_type"] and "trains all parameters" in told["lora_rank"]
-    qlora = written(
-        tmp_path, "base_model: m\ndatasets: [{path: a.jsonl, type: alpaca}]\nadapter: qlora\nload_in_4bit: true\n"
-    )
-    assert {"adapter", "load_in_4bit"} <= set(why(convert(qlora)))
+@pytest.mark.parametrize(
+    ("text", "lora"),
+    [
+        (
+            LLAMA_FACTORY + "finetuning_type: lora\nlora_rank: 4\nlora_dropout: 0.1\nlora_target: q_proj,v_proj\n",
+            {"rank": 4, "alpha": 8, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]},
+        ),
+        (LLAMA_FACTORY + "lora_alpha: 24\nlora_target: all\n", {"rank": 8, "alpha": 24}),
+        (LLAMA_FACTORY + "finetuning_type: full\n", None),
+        (AXOLOTL + "adapter: qlora\nlora_r: 32\nlora_alpha: 16\nlora_target_linear: true\n", {"rank": 32, "alpha": 16}),
+        (
+            AXOLOTL + "adapter: lora\nlora_target_modules: [q_proj]\n",
+            {"rank": 8, "alpha": 16, "target_modules": ["q_proj"]},
+        ),
+        (AXOLOTL, None),
+    ],
+)  # fmt: skip
+def test_adapters_stay_adapters(tmp_path: Path, text: str, lora: dict[str, Any] | None) -> None:
+    conversion = convert(written(tmp_path, text))
+    assert conversion.job.get("lora") == lora
+    assert conversion.notes == ()
+    file = tmp_path / "job.yaml"
+    file.write_text(conversion.to_yaml(), encoding="utf-8")
+    assert (load_spec(file).lora is None) == (lora is None)
+
+
+def test_what_adapters_cannot_be_is_named(tmp_path: Path) -> None:
+    told = why(convert(written(tmp_path, LLAMA_FACTORY + "finetuning_type: freeze\nlora_rank: 8\n")))
+    assert "plain LoRA" in told["finetuning_type"] and "all parameters are trained" in told["lora_rank"]
+    told = why(convert(written(tmp_path, AXOLOTL + "adapter: qlora\nload_in_4bit: true\n")))
+    assert "load_in_4bit" in told and "adapter" not in told
 
 
 def test_an_unknown_key_is_named(tmp_path: Path) -> None:
