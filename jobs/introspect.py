@@ -6,6 +6,7 @@ measured the way the executor will run it (see `measuring`). Units of equal stru
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
@@ -60,6 +61,7 @@ def model_facts(
         vocabulary=logits.shape[-1],
         parameters=sum(unit.parameters for unit in (*before, *layers, *after, head) if not unit.shares_weights_with),
         side_bytes=trace.side_bytes,
+        input_stays=trace.input_stays,
         loose=tuple(structure.loose),
         loss="chunks" if in_chunks else "whole",
         before=before,
@@ -94,6 +96,8 @@ class _Trace:
     def __init__(self, model: PreTrainedModel, structure: Structure) -> None:
         self.model, self.structure = model, structure
         self.side_bytes = self.hidden_size = 0
+        self.input_stays = False
+        self._input: Callable[[], torch.UntypedStorage | None] = lambda: None  # that of the first layer
         self._tracker = StorageTracker()
         self._measured: list[UnitFacts] = []
         self._calls: Counter[str] = Counter()
@@ -191,8 +195,8 @@ class _Trace:
             self.hidden_size = call.leaves[call.boundary].shape[-1]
             return
         boundary = bytes_of(call.leaves[call.boundary]) if call.boundary >= 0 else 0
-        if any(unit.name.startswith(f"{self.structure.layers}.") for unit in self._measured) or self._is_layer(name):
-            self.side_bytes = max(self.side_bytes, self._tracker.live_bytes - boundary)
+        if self._was_layer() or self._is_layer(name):
+            self._note_side(name, call, boundary)
         before = self._measured[-1].output_bytes if self._measured else 0
         self._measured.append(
             known.facts.model_copy(
@@ -203,6 +207,20 @@ class _Trace:
                 }
             )
         )
+
+    def _note_side(self, name: str, call: Call, boundary: int) -> None:
+        """What is alive beside the unit's input: the first layer's input, if the model's code holds it, and the rest.
+
+        Where nothing comes before the layers, no operation makes their input, and it belongs to the rest.
+        """
+        given = call.leaves[call.boundary].untyped_storage() if call.boundary >= 0 else None
+        if not self._was_layer() and given is not None and self._measured:
+            self._input = weakref.ref(given)
+        stays = self._input()
+        beside = stays.nbytes() if stays is not None and stays is not given else 0
+        if self._is_layer(name):
+            self.input_stays = beside > 0
+        self.side_bytes = max(self.side_bytes, self._tracker.live_bytes - boundary - beside)
 
     def _is_layer(self, name: str) -> bool:
         return name.startswith(f"{self.structure.layers}.")

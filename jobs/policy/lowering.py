@@ -63,7 +63,6 @@ def lower_rest(policy: Policy, facts: ModelFacts, order: Order, *, gradients: bo
     for phase in order:
         lowering.add(phase)
     return lowering.finish()
-    return lowering.finish()
 
 
 def lower_forward(facts: ModelFacts, *, weight_slots: int = 2) -> Program:
@@ -311,7 +310,7 @@ class _Lowering:
     def _place_internals(self, position: int, compute: _Compute) -> None:
         """Hold what a layer's forward keeps until its backward, on the GPU or swapped to the host in between."""
         forward, backward = (self._id(kind, compute.unit, compute.micro) for kind in ("forward", "backward"))
-        size = internals_bytes(self.units[compute.unit], self._internals(compute))
+        size = self.units[compute.unit].kept_bytes(self._internals(compute))
         swapped = self.policy.layers[compute.unit - self.first].internals_home == "host"
         if compute.kind == "forward":
             released = backward
@@ -427,11 +426,13 @@ class _Lowering:
     def _hold_output(self, compute: _Compute) -> None:
         """An output lives until the next unit has read it and, where it stays on the GPU, run backward from it."""
         unit, micro, size = compute.unit, compute.micro, self.units[compute.unit].output_bytes
+        held_by_model: list[str] = []
         if unit < self.first:
             self._hold(f"output.{compute.id}", "gpu", size, compute.id, self._id("forward", self.first, micro))
             if unit < self.first - 1:
                 return
             size = self._boundary_bytes(self.first)  # the model adds the embeddings up to boundary 0
+            held_by_model = [self._id("forward", self.head - 1, micro)] if self.facts.input_stays else []
         reader = unit + 1
         keeps = not self._evaluates(compute)
         released = [self._id("loss" if keeps and reader == self.head else "forward", reader, micro)]
@@ -440,7 +441,7 @@ class _Lowering:
             released = [self._id("backward", reader, micro)]
         elif keeps and home != "recompute":
             released.append(self._id("offload", reader, micro))
-        self._hold(f"boundary.{compute.id}", "gpu", size, compute.id, *released)
+        self._hold(f"boundary.{compute.id}", "gpu", size, compute.id, *released, *held_by_model)
 
     def _hold_static(self) -> None:
         largest = max(layer.weight_bytes for layer in self.facts.layers)
@@ -496,9 +497,7 @@ class _Lowering:
             return unit.backward_workspace_bytes
         if compute.kind == "backward" and compute.unit == self.head:
             return 0
-        if compute.kind == "backward":
-            return max(0, unit.backward_workspace_bytes - internals_bytes(unit, self._internals(compute)))
-        return unit.forward_workspace_bytes
+        return unit.workspaces(self._internals(compute))[compute.kind == "backward"]
 
 
 def _without_waits_for_others(ops: Sequence[Op]) -> tuple[Op, ...]:
@@ -514,8 +513,3 @@ def _within(buffer: Buffer, known: Collection[str]) -> Buffer:
         acquired_by=buffer.acquired_by if buffer.acquired_by in known else "",
         released_by=buffer.released_by if all(name in known for name in buffer.released_by) else (),
     )
-
-
-def internals_bytes(unit: UnitFacts, internals: Internals) -> int:
-    """Bytes that a layer keeps from its forward to its backward, beside its boundary."""
-    return {"none": 0, "matmuls": unit.saved_matmul_bytes, "all": unit.saved_bytes}[internals]
