@@ -149,12 +149,14 @@ class _Trace:
         if in_chunks:
             facts = measure_head(self.model, name, tokens)
         else:
-            whole = 3 * bytes_of(logits)  # the logits, their logarithms, the gradient
+            size, in_float32 = bytes_of(logits), 4 * logits.numel()
+            copied = 0 if size == in_float32 else size  # the gradient is converted back
+            whole = size + 2 * in_float32 + copied  # the logits, their logarithms, the gradient
             facts = self._head.model_copy(
                 update={
                     "kind": "head", "output_bytes": 0, "saved_bytes": 0, "saved_matmul_bytes": 0,
-                    "forward_workspace_bytes": self._head.forward_workspace_bytes + bytes_of(logits),
-                    "backward_workspace_bytes": self._head.backward_workspace_bytes + whole,
+                    "forward_workspace_bytes": max(self._head.forward_workspace_bytes + size, whole),
+                    "backward_workspace_bytes": self._head.backward_workspace_bytes + 2 * size,
                 }
             )  # fmt: skip
         return facts.model_copy(update={"shares_weights_with": self.owner(name, module)})

@@ -339,7 +339,8 @@ class _Lowering:
         into = self._place_on_host(position, compute, adds)
         after += [] if adds else into
         landed = gradient = self._transfer(position + 1, "gradient", "d2h", compute, size, after)
-        made_by = self._id("loss", compute.unit, compute.micro) if compute.unit == self.head else compute.id
+        early = compute.unit == self.head and self.facts.loss == "chunks"
+        made_by = self._id("loss", compute.unit, compute.micro) if early else compute.id
         self._hold(gradient, "gpu", size, made_by, gradient)
         if adds:
             landed = self._transfer(position + 1, "accumulate", "cpu", compute, size, [gradient, *into])
@@ -418,10 +419,16 @@ class _Lowering:
         elif compute.kind == "recompute":
             backward = self._id("backward", unit + 1, micro)
             self._hold(f"output.{compute.id}", "gpu", self.units[unit].output_bytes, compute.id, backward)
-        elif compute.kind == "loss" or (compute.kind == "backward" and self.first <= unit < self.head):
+        elif self._makes_gradient(compute):
             size = self._boundary_bytes(unit) if unit < self.first + self.layers else self.units[unit - 1].output_bytes
             reader = self._id("backward", unit - 1 if unit > self.first else 0, micro)
             self._hold(f"gradient_out.{compute.id}", "gpu", size, compute.id, reader if self.first else compute.id)
+
+    def _makes_gradient(self, compute: _Compute) -> bool:
+        """Whether the operation leaves the gradient of its input, for the backward of the unit before."""
+        if compute.unit == self.head:
+            return compute.kind == ("loss" if self.facts.loss == "chunks" else "backward")
+        return compute.kind == "backward" and compute.unit >= self.first
 
     def _hold_output(self, compute: _Compute) -> None:
         """An output lives until the next unit has read it and, where it stays on the GPU, run backward from it."""
@@ -493,10 +500,8 @@ class _Lowering:
 
     def _workspace(self, compute: _Compute) -> int:
         unit = self.units[compute.unit]
-        if compute.kind == "loss":
-            return unit.backward_workspace_bytes
-        if compute.kind == "backward" and compute.unit == self.head:
-            return 0
+        if self.facts.loss == "chunks" and compute.unit == self.head and not self._evaluates(compute):
+            return unit.backward_workspace_bytes if compute.kind == "loss" else 0  # the loss makes all gradients
         return unit.workspaces(self._internals(compute))[compute.kind == "backward"]
 
 
