@@ -27,6 +27,8 @@ from .model_facts import ModelFacts, UnitFacts, UnitKind
 from .replay import Call
 from .structure import LOOSE, Structure, find_structure, own_parameters, path_of
 
+SCALARS_BYTES = 16
+"""Of each layer and of the loss: numbers that stand for tensors which were freed, and sums."""
 DType = Literal["float32", "bfloat16"]
 
 
@@ -60,7 +62,7 @@ def model_facts(
         hidden_size=trace.hidden_size,
         vocabulary=logits.shape[-1],
         parameters=sum(unit.parameters for unit in (*before, *layers, *after, head) if not unit.shares_weights_with),
-        side_bytes=trace.side_bytes,
+        side_bytes=trace.side_bytes + SCALARS_BYTES * (len(trace.in_order()[1]) + 1),
         input_stays=trace.input_stays,
         loose=tuple(structure.loose),
         loss="chunks" if in_chunks else "whole",
