@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..errors import ProgramError
-from ..model_facts import ModelFacts, UnitFacts
+from ..model_facts import ModelFacts
 from .artifact import Home, Policy
 from .order import NORMS, Order, Phase, micro_batches
 from .parked import RING, Parked, RingUses, blocks, update_phase

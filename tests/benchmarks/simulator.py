@@ -109,8 +109,8 @@ def calibrated(case: Case) -> tuple[HardwareProfile, dict[str, float]]:
     timelines = []
     with open_stream(case, probe, 1 << 34) as streamed:
         step(streamed, case)
-        streamed.trace()
         for _ in range(PROBE_STEPS):
+            streamed.trace()  # each step's spans by themselves; the updates of the one before run, and count, in it
             step(streamed, case)
             timelines.append(streamed.timeline())
     measured = Measured.of(timelines, probe, case.facts, case.profile)

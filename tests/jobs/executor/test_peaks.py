@@ -93,10 +93,10 @@ def test_a_device_of_the_promised_size_is_never_out_of_memory(seed, make_model, 
         layer.model_copy(update={"internals": "none" if policy.homes[layer.index + 1] == "recompute" else "all"})
         for layer in policy.layers
     ]
-    for policy in (policy, policy.model_copy(update={"layers": tuple(layers)})):
-        budget = Emulated(memory_bytes=lower(policy, facts).peak_bytes("gpu"))
+    for tried in (policy, policy.model_copy(update={"layers": tuple(layers)})):
+        budget = Emulated(memory_bytes=lower(tried, facts).peak_bytes("gpu"))
         batch = padded_batch(rows, length, 50)
-        with stream(model, policy, device=budget, facts=facts) as streamed:
+        with stream(model, tried, device=budget, facts=facts) as streamed:
             for _ in range(2 * policy.accumulation):
                 loss = streamed.model(**batch).loss
                 loss.backward()
