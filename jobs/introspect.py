@@ -6,6 +6,7 @@ measured the way the executor will run it (see `measuring`). Units of equal stru
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
@@ -26,6 +27,8 @@ from .model_facts import ModelFacts, UnitFacts, UnitKind
 from .replay import Call
 from .structure import LOOSE, Structure, find_structure, own_parameters, path_of
 
+SCALARS_BYTES = 16
+"""Of each layer and of the loss: numbers that stand for tensors which were freed, and sums."""
 DType = Literal["float32", "bfloat16"]
 
 
@@ -59,7 +62,8 @@ def model_facts(
         hidden_size=trace.hidden_size,
         vocabulary=logits.shape[-1],
         parameters=sum(unit.parameters for unit in (*before, *layers, *after, head) if not unit.shares_weights_with),
-        side_bytes=trace.side_bytes,
+        side_bytes=trace.side_bytes + SCALARS_BYTES * (len(trace.in_order()[1]) + 1),
+        input_stays=trace.input_stays,
         loose=tuple(structure.loose),
         loss="chunks" if in_chunks else "whole",
         before=before,
@@ -94,6 +98,8 @@ class _Trace:
     def __init__(self, model: PreTrainedModel, structure: Structure) -> None:
         self.model, self.structure = model, structure
         self.side_bytes = self.hidden_size = 0
+        self.input_stays = False
+        self._input: Callable[[], torch.UntypedStorage | None] = lambda: None  # that of the first layer
         self._tracker = StorageTracker()
         self._measured: list[UnitFacts] = []
         self._calls: Counter[str] = Counter()
@@ -145,12 +151,14 @@ class _Trace:
         if in_chunks:
             facts = measure_head(self.model, name, tokens)
         else:
-            whole = 3 * bytes_of(logits)  # the logits, their logarithms, the gradient
+            size, in_float32 = bytes_of(logits), 4 * logits.numel()
+            copied = 0 if size == in_float32 else size  # the gradient is converted back
+            whole = size + 2 * in_float32 + copied  # the logits, their logarithms, the gradient
             facts = self._head.model_copy(
                 update={
                     "kind": "head", "output_bytes": 0, "saved_bytes": 0, "saved_matmul_bytes": 0,
-                    "forward_workspace_bytes": self._head.forward_workspace_bytes + bytes_of(logits),
-                    "backward_workspace_bytes": self._head.backward_workspace_bytes + whole,
+                    "forward_workspace_bytes": max(self._head.forward_workspace_bytes + size, whole),
+                    "backward_workspace_bytes": self._head.backward_workspace_bytes + 2 * size,
                 }
             )  # fmt: skip
         return facts.model_copy(update={"shares_weights_with": self.owner(name, module)})
@@ -191,8 +199,8 @@ class _Trace:
             self.hidden_size = call.leaves[call.boundary].shape[-1]
             return
         boundary = bytes_of(call.leaves[call.boundary]) if call.boundary >= 0 else 0
-        if any(unit.name.startswith(f"{self.structure.layers}.") for unit in self._measured) or self._is_layer(name):
-            self.side_bytes = max(self.side_bytes, self._tracker.live_bytes - boundary)
+        if self._was_layer() or self._is_layer(name):
+            self._note_side(name, call, boundary)
         before = self._measured[-1].output_bytes if self._measured else 0
         self._measured.append(
             known.facts.model_copy(
@@ -203,6 +211,20 @@ class _Trace:
                 }
             )
         )
+
+    def _note_side(self, name: str, call: Call, boundary: int) -> None:
+        """What is alive beside the unit's input: the first layer's input, if the model's code holds it, and the rest.
+
+        Where nothing comes before the layers, no operation makes their input, and it belongs to the rest.
+        """
+        given = call.leaves[call.boundary].untyped_storage() if call.boundary >= 0 else None
+        if not self._was_layer() and given is not None and self._measured:
+            self._input = weakref.ref(given)
+        stays = self._input()
+        beside = stays.nbytes() if stays is not None and stays is not given else 0
+        if self._is_layer(name):
+            self.input_stays = beside > 0
+        self.side_bytes = max(self.side_bytes, self._tracker.live_bytes - boundary - beside)
 
     def _is_layer(self, name: str) -> bool:
         return name.startswith(f"{self.structure.layers}.")

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import PreTrainedModel
 
 from .head_loss import Logits, chunk_tokens, loss_with_gradients
+from .keeping import keeping_all, keeping_products
 from .layout import Layout
 from .memory import StorageTracker
 from .model_facts import UnitFacts
@@ -74,6 +75,7 @@ def measure(name: str, variety: str, parameters: list[nn.Parameter], call: Call)
         saved_matmul_bytes=products.bytes,
         forward_workspace_bytes=max(0, forward_peak - output_bytes),
         backward_workspace_bytes=_measure_backward(call, outputs, parameters),
+        **_keeping(call, outputs, parameters, saved, products.bytes),
         kernels_follow_graph=call.kernels_follow_graph,
     )
     return Measured(facts, output)
@@ -103,8 +105,30 @@ def _measure_saved(call: Call, parameters: list[nn.Parameter]) -> tuple[int, lis
     return total, products.kernels
 
 
+class Keeping(TypedDict):
+    """The fields of a unit's facts on what it needs when it keeps something."""
+
+    keeping_matmuls_bytes: tuple[int, int]
+    keeping_all_bytes: tuple[int, int]
+
+
+def _keeping(
+    call: Call, outputs: list[torch.Tensor], parameters: list[nn.Parameter], saved: int, products: int
+) -> Keeping:
+    gradients = gradients_like(outputs)
+    return Keeping(
+        keeping_matmuls_bytes=keeping_products(call, gradients, parameters, products),
+        keeping_all_bytes=keeping_all(call, gradients, parameters, saved),
+    )
+
+
+def gradients_like(outputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """A gradient for each output that can have one."""
+    return [torch.empty_like(o) if o.is_floating_point() else None for o in outputs]
+
+
 def _measure_backward(call: Call, outputs: list[torch.Tensor], parameters: list[nn.Parameter]) -> int:
-    gradients = [torch.empty_like(o) if o.is_floating_point() else None for o in outputs]
+    gradients = gradients_like(outputs)
     tracker = StorageTracker()
     with tracker:
         inputs, weights = call.backward(None, gradients, parameters)

@@ -12,6 +12,8 @@ from typing import Literal
 from .frozen import Frozen, digest
 
 UnitKind = Literal["before", "layer", "after", "head"]
+Internals = Literal["none", "matmuls", "all"]
+"""What a layer keeps from its forward, so that its backward need not compute it again."""
 
 
 class UnitFacts(Frozen):
@@ -47,9 +49,27 @@ class UnitFacts(Frozen):
     """Peak of a forward that keeps nothing, beyond its input, its weights and its output."""
     backward_workspace_bytes: int
     """Peak of re-forward and backward, beyond input, weights, incoming gradient, and the gradients it gives back."""
+    keeping_matmuls_bytes: tuple[int, int] | None = None
+    """Workspace of forward and of backward, beyond what is kept too, when outputs of products are kept. Negative where
+    what is kept or given back is never there all at once; None where it was not measured."""
+    keeping_all_bytes: tuple[int, int] | None = None
+    """The same when everything that autograd saves is kept."""
     kernels_follow_graph: bool = False
     """Whether it runs other kernels where no graph is recorded (attention whose mask learns). Its first forward then
     records one too, of which nothing is kept, so that the second gives the same."""
+
+    def kept_bytes(self, internals: Internals) -> int:
+        """Bytes that it keeps from its forward to its backward, beside its boundary."""
+        return {"none": 0, "matmuls": self.saved_matmul_bytes, "all": self.saved_bytes}[internals]
+
+    def workspaces(self, internals: Internals) -> tuple[int, int]:
+        """Bytes that a forward, and a backward, needs while it runs beside what it reads, keeps and gives back.
+
+        Where that was not measured, a bound: all that is kept would otherwise be working memory of backward.
+        """
+        plain = (self.forward_workspace_bytes, self.backward_workspace_bytes)
+        measured = {"none": plain, "matmuls": self.keeping_matmuls_bytes, "all": self.keeping_all_bytes}[internals]
+        return measured or (plain[0], max(0, plain[1] - self.kept_bytes(internals)))
 
     @property
     def trainable_parameters(self) -> int:
@@ -78,6 +98,8 @@ class ModelFacts(Frozen):
     """Parameters, frozen ones included and tied ones counted once."""
     side_bytes: int
     """Tensors that live on the device through the whole step beside the units: masks, rotary tables, ids, labels."""
+    input_stays: bool = False
+    """Whether the model's code holds the first layer's input until its last layer has run, wherever its home is."""
     loose: tuple[str, ...] = ()
     """Parameters that are read outside any unit; one more unit before the others holds them, on the device all the
     step long."""

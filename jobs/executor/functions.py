@@ -53,7 +53,8 @@ class StreamedUnit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         _at_the_end(ctx.engine.end_backward)
-        return (None, None, None, None, None, *ctx.engine.backward(ctx.unit, ctx.turn, ctx.call, gradients))
+        call, ctx.call = ctx.call, None  # whoever holds the loss holds this node, and would hold the unit's arguments
+        return (None, None, None, None, None, *ctx.engine.backward(ctx.unit, ctx.turn, call, gradients))
 
 
 class StreamedLoss(torch.autograd.Function):

@@ -143,6 +143,7 @@ class Graph(Internals):
 
         with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
             self._graphed = call.forward_with_graph(boundary)
+        known.clear()  # the graph holds `pack`, and would keep every storage through it until all of backward is done
         output = tree_map_only(torch.Tensor, torch.Tensor.detach, self._graphed.output)
         for tensor in (*self._graphed.inputs, *output_tensors(self._graphed.output)):
             tensor.data = tensor.data.new_zeros(1).expand(

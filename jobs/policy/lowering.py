@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..errors import ProgramError
-from ..model_facts import ModelFacts, UnitFacts
+from ..model_facts import ModelFacts
 from .artifact import Home, Policy
 from .order import NORMS, Order, Phase, micro_batches
 from .parked import RING, Parked, RingUses, blocks, update_phase
@@ -62,7 +62,6 @@ def lower_rest(policy: Policy, facts: ModelFacts, order: Order, *, gradients: bo
     lowering = _Lowering(policy, facts, Parked(parked.state, frozenset()), whole=False, gradients=gradients)
     for phase in order:
         lowering.add(phase)
-    return lowering.finish()
     return lowering.finish()
 
 
@@ -311,7 +310,7 @@ class _Lowering:
     def _place_internals(self, position: int, compute: _Compute) -> None:
         """Hold what a layer's forward keeps until its backward, on the GPU or swapped to the host in between."""
         forward, backward = (self._id(kind, compute.unit, compute.micro) for kind in ("forward", "backward"))
-        size = internals_bytes(self.units[compute.unit], self._internals(compute))
+        size = self.units[compute.unit].kept_bytes(self._internals(compute))
         swapped = self.policy.layers[compute.unit - self.first].internals_home == "host"
         if compute.kind == "forward":
             released = backward
@@ -340,7 +339,8 @@ class _Lowering:
         into = self._place_on_host(position, compute, adds)
         after += [] if adds else into
         landed = gradient = self._transfer(position + 1, "gradient", "d2h", compute, size, after)
-        made_by = self._id("loss", compute.unit, compute.micro) if compute.unit == self.head else compute.id
+        early = compute.unit == self.head and self.facts.loss == "chunks"
+        made_by = self._id("loss", compute.unit, compute.micro) if early else compute.id
         self._hold(gradient, "gpu", size, made_by, gradient)
         if adds:
             landed = self._transfer(position + 1, "accumulate", "cpu", compute, size, [gradient, *into])
@@ -419,19 +419,27 @@ class _Lowering:
         elif compute.kind == "recompute":
             backward = self._id("backward", unit + 1, micro)
             self._hold(f"output.{compute.id}", "gpu", self.units[unit].output_bytes, compute.id, backward)
-        elif compute.kind == "loss" or (compute.kind == "backward" and self.first <= unit < self.head):
+        elif self._makes_gradient(compute):
             size = self._boundary_bytes(unit) if unit < self.first + self.layers else self.units[unit - 1].output_bytes
             reader = self._id("backward", unit - 1 if unit > self.first else 0, micro)
             self._hold(f"gradient_out.{compute.id}", "gpu", size, compute.id, reader if self.first else compute.id)
 
+    def _makes_gradient(self, compute: _Compute) -> bool:
+        """Whether the operation leaves the gradient of its input, for the backward of the unit before."""
+        if compute.unit == self.head:
+            return compute.kind == ("loss" if self.facts.loss == "chunks" else "backward")
+        return compute.kind == "backward" and compute.unit >= self.first
+
     def _hold_output(self, compute: _Compute) -> None:
         """An output lives until the next unit has read it and, where it stays on the GPU, run backward from it."""
         unit, micro, size = compute.unit, compute.micro, self.units[compute.unit].output_bytes
+        held_by_model: list[str] = []
         if unit < self.first:
             self._hold(f"output.{compute.id}", "gpu", size, compute.id, self._id("forward", self.first, micro))
             if unit < self.first - 1:
                 return
             size = self._boundary_bytes(self.first)  # the model adds the embeddings up to boundary 0
+            held_by_model = [self._id("forward", self.head - 1, micro)] if self.facts.input_stays else []
         reader = unit + 1
         keeps = not self._evaluates(compute)
         released = [self._id("loss" if keeps and reader == self.head else "forward", reader, micro)]
@@ -440,7 +448,7 @@ class _Lowering:
             released = [self._id("backward", reader, micro)]
         elif keeps and home != "recompute":
             released.append(self._id("offload", reader, micro))
-        self._hold(f"boundary.{compute.id}", "gpu", size, compute.id, *released)
+        self._hold(f"boundary.{compute.id}", "gpu", size, compute.id, *released, *held_by_model)
 
     def _hold_static(self) -> None:
         largest = max(layer.weight_bytes for layer in self.facts.layers)
@@ -492,13 +500,9 @@ class _Lowering:
 
     def _workspace(self, compute: _Compute) -> int:
         unit = self.units[compute.unit]
-        if compute.kind == "loss":
-            return unit.backward_workspace_bytes
-        if compute.kind == "backward" and compute.unit == self.head:
-            return 0
-        if compute.kind == "backward":
-            return max(0, unit.backward_workspace_bytes - internals_bytes(unit, self._internals(compute)))
-        return unit.forward_workspace_bytes
+        if self.facts.loss == "chunks" and compute.unit == self.head and not self._evaluates(compute):
+            return unit.backward_workspace_bytes if compute.kind == "loss" else 0  # the loss makes all gradients
+        return unit.workspaces(self._internals(compute))[compute.kind == "backward"]
 
 
 def _without_waits_for_others(ops: Sequence[Op]) -> tuple[Op, ...]:
@@ -514,8 +518,3 @@ def _within(buffer: Buffer, known: Collection[str]) -> Buffer:
         acquired_by=buffer.acquired_by if buffer.acquired_by in known else "",
         released_by=buffer.released_by if all(name in known for name in buffer.released_by) else (),
     )
-
-
-def internals_bytes(unit: UnitFacts, internals: Internals) -> int:
-    """Bytes that a layer keeps from its forward to its backward, beside its boundary."""
-    return {"none": 0, "matmuls": unit.saved_matmul_bytes, "all": unit.saved_bytes}[internals]

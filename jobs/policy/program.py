@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
+from ..model_facts import Internals
 from .order import Order
 
 Kind = Literal[
@@ -37,7 +38,6 @@ UPDATE_PHASE: Final[frozenset[Kind]] = frozenset({"update", "read_state", "write
 """Kinds of the first operations of a training program: they apply the gradients of the step before."""
 Stream = Literal["compute", "h2d", "d2h", "nvme_read", "nvme_write", "cpu"]
 Tier = Literal["gpu", "host", "nvme"]
-Internals = Literal["none", "matmuls", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class Op:
     slot: int = -1
     """Slot of a layer's weights (the ring's first, then those of resident layers); -1 for a buffer of its own."""
     workspace_bytes: int = 0
-    """GPU memory a compute operation needs while it runs, beyond every `Buffer`."""
+    """GPU memory a compute operation needs while it runs, beyond every `Buffer`; negative where the buffers that it
+    fills and empties are never full at once."""
     internals: Internals = "none"
     """What a layer's forward keeps for its backward, so that backward need not compute it again."""
 
@@ -131,8 +132,10 @@ class Program:
                 change[first] += buffer.bytes
                 change[gone] -= buffer.bytes
         held = list(itertools.accumulate(change))
-        within = ((2 * i + 1, self.ops[position].workspace_bytes) for i, position in enumerate(self._compute))
-        return max(*held, *(held[moment] + size for moment, size in within if tier == "gpu"), 0)
+        if tier == "gpu":
+            for i, position in enumerate(self._compute):
+                held[2 * i + 1] += self.ops[position].workspace_bytes
+        return max(*held, 0)
 
     @cached_property
     def moments(self) -> tuple[tuple[int, int], ...]:

@@ -11,7 +11,7 @@ from ortools.math_opt.python import mathopt
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import LayerPolicy, Policy
 from ...jobs.policy.artifact import Home
-from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING, internals_bytes
+from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING
 from ..costs import staging_bytes, state_bytes
 from ..hardware import Budgets, HardwareProfile
 
@@ -120,7 +120,7 @@ class Choices:
         sorts = sorts_of(self.facts)
         for i in self.layers:
             for kept in KEPT:
-                size = internals_bytes(self.facts.layers[i], kept)
+                size = self.facts.layers[i].kept_bytes(kept)
                 if size:
                     self.kept[i, kept, "gpu"] = self._choice(("kept", sorts[i], kept, "gpu"))
                 if size and self.host_room >= size:
@@ -153,7 +153,7 @@ class Choices:
         """Bytes of a layer's internals kept in one of ``homes``."""
         unit = self.facts.layers[layer]
         return mathopt.fast_sum(
-            internals_bytes(unit, kept) * variable
+            unit.kept_bytes(kept) * variable
             for (i, kept, home), variable in self.kept_of(layer)
             if i == layer and home in homes
         )
@@ -210,7 +210,12 @@ class Choices:
         fixed += self.facts.head.weight_bytes if i > len(self.layers) - HEAD_AHEAD else 0
         since = range(max(0, i - self.problem.shape.staging_slots + 1), i)
         leaving = mathopt.fast_sum(self.sizes[k] * self.away[k] + self.kept_bytes(k, "host") for k in since)
-        self._bound(fixed, held, leaving + self.kept_bytes(i, "gpu", "host"))
+        leaving += self.sizes[0] * self.away[0] if self.facts.input_stays and since.start > 0 else 0.0
+        spared = mathopt.fast_sum(
+            (layer.forward_workspace_bytes - layer.workspaces(kept)[0]) * variable
+            for (_, kept, _), variable in self.kept_of(i)
+        )
+        self._bound(fixed, held, leaving + self.kept_bytes(i, "gpu", "host") - spared)
 
     def _bound_backward(self, i: int, held: Term) -> None:
         layer = self.facts.layers[i]
@@ -218,7 +223,7 @@ class Choices:
         leaving = after[i : i + self.problem.shape.staging_slots]
         fixed = 2 * self.sizes[i] + layer.backward_workspace_bytes + sum(unit.gradient_bytes for unit in leaving)
         spared = mathopt.fast_sum(
-            min(layer.backward_workspace_bytes, internals_bytes(layer, kept)) * variable
+            (layer.backward_workspace_bytes - layer.workspaces(kept)[1]) * variable
             for (_, kept, _), variable in self.kept_of(i)
         )
         here = self.sizes[i] * self.away[i] + self.kept_bytes(i, "host") - spared

@@ -10,7 +10,6 @@ from math import ceil
 from typing import Final
 
 from ...jobs.policy import Policy, lower
-from ...jobs.policy.lowering import internals_bytes
 from ..baselines import shortages
 from ..simulator import step_seconds
 from .choices import INTERNALS_HOMES, KEPT, Kept, sorts_of
@@ -147,7 +146,7 @@ class Climb:
         """Layers more or fewer that keep something, or that keep something else of about as many bytes."""
         facts = self.question.facts
         size = {
-            (sort, kept): internals_bytes(layer, kept)
+            (sort, kept): layer.kept_bytes(kept)
             for sort, layer in zip(self.sorts, facts.layers, strict=True)
             for kept in KEPT
         }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...jobs.policy import lower
-from ...jobs.policy.lowering import internals_bytes
 from ..baselines import keep_all
 from ..costs import REFORWARD, forward_seconds, op_seconds
 from .choices import Kept, sorts_of
@@ -44,7 +43,7 @@ class Floor:
         first = [op for op in program.ops if op.kind == "load"][:1]
         last = [op for op in program.ops if op.kind == "gradient" and op.unit == 0][-1:]
         forward_s = [number * forward_seconds(layer, facts, profile) for layer in facts.layers]
-        size = {(s, k): internals_bytes(layer, k) for s, layer in zip(sorts, facts.layers, strict=True) for k in _KEPT}
+        size = {(s, k): layer.kept_bytes(k) for s, layer in zip(sorts, facts.layers, strict=True) for k in _KEPT}
         return cls(
             edge_s=sum(op_seconds(op, facts, profile) for op in (*first, *last)),
             compute_s=sum(op_seconds(op, facts, profile) for op in compute) + sum(forward_s),

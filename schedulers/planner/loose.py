@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from ortools.math_opt.python import mathopt
 
-from ...jobs.policy.lowering import internals_bytes
 from ..costs import BACKWARD_FORWARDS, REFORWARD
 from .choices import Choices, Shape, Term
 from .ring import Ring, Use
@@ -88,7 +87,7 @@ class LooseTiming(Timing):
         facts = self.facts.layers
         beside = [layer.weight_bytes if with_load else 0 for layer in facts]
         return [
-            max(0.0, (internals_bytes(facts[i], kept) + beside[i]) * self._per_byte(rate) - hidden_s) * variable
+            max(0.0, (facts[i].kept_bytes(kept) + beside[i]) * self._per_byte(rate) - hidden_s) * variable
             for i in layers
             for (_, kept, home), variable in self.choices.kept_of(i)
             if home == "host"

@@ -1,0 +1,122 @@
+"""What a step really takes of the device against what its program says."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from lazytrain.jobs.executor import Emulated, stream
+from lazytrain.jobs.executor.internals import Graph
+from lazytrain.jobs.introspect import model_facts
+from lazytrain.jobs.memory import StorageTracker
+from lazytrain.jobs.policy import LayerPolicy, Policy, lower
+from lazytrain.jobs.replay import Call
+
+OTHERS = {
+    "hrm_text": {
+        "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "num_layers_per_stack": 2, "H_cycles": 2, "L_cycles": 2,
+    },
+    "xlnet": {"d_model": 32, "n_layer": 3, "n_head": 4, "d_inner": 48},
+    "ctrl": {"n_embd": 32, "dff": 48, "n_layer": 4, "n_head": 4},
+}  # fmt: skip
+"""Units that are called twice; a loss of whole logits and loose parameters."""
+
+
+def peak_over_time(program):
+    """Most device bytes when operations run one after the other, in the order of the program."""
+    change = [0] * (len(program.ops) + 1)
+    for buffer in program.buffers:
+        if buffer.tier == "gpu":
+            change[program.index[buffer.acquired_by] if buffer.acquired_by else 0] += buffer.bytes
+            if buffer.released_by:
+                change[max(program.index[name] for name in buffer.released_by) + 1] -= buffer.bytes
+    held = itertools.accumulate(change)
+    return max(size + op.workspace_bytes for size, op in zip(held, program.ops, strict=False))
+
+
+def padded_batch(rows, length, vocabulary):
+    """Every token supervised, one of them padding: what facts allow for."""
+    ids = torch.randint(4, vocabulary, (rows, length), generator=torch.Generator().manual_seed(rows))
+    mask = torch.ones_like(ids)
+    mask[0, -1] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.clone()}
+
+
+def peak_in_turn(model, policy, facts, batch):
+    """Most device bytes where every transfer has ended before compute goes on."""
+    with stream(model, policy, device="cpu", facts=facts) as streamed:
+        streamed.device.reset_peak()
+        for _ in range(2 * policy.accumulation):
+            loss = streamed.model(**batch).loss  # held while backward runs, as by most trainers
+            loss.backward()
+        streamed.gradients()
+        return streamed.device.peak_bytes
+
+
+@pytest.mark.parametrize("internals", ["none", "matmuls", "all"])
+def test_the_peak_of_a_step_is_that_of_its_program(family, internals, make_model, facts_of):
+    facts = facts_of(family)
+    homes = ["host", "gpu", "recompute", "host", "gpu", "gpu"] if internals == "none" else ["gpu", "host"] * 3
+    policy = Policy.from_homes(facts, [*homes[:5], "gpu"], accumulation=2)
+    layers = [LayerPolicy(index=i, internals=internals, internals_home=("gpu", "host")[i % 2]) for i in range(5)]
+    policy = policy.model_copy(update={"layers": tuple(layers)})
+    real = peak_in_turn(make_model(family), policy, facts, padded_batch(3, 17, 50))
+    assert real == pytest.approx(peak_over_time(lower(policy, facts)), rel=0.03)
+
+
+@pytest.mark.parametrize("family", sorted(OTHERS))
+def test_the_peak_is_true_for_whole_logits_loose_parameters_and_units_called_twice(family):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, vocab_size=96, **OTHERS[family])).train()
+    facts = model_facts(model, micro_batch=3, sequence_length=17, dtype="float32")
+    assert facts.loss == "whole" or facts.loose or any("#" in unit.name for unit in facts.units)
+    policy = Policy.from_homes(facts, ["host", *(("gpu", "host")[i % 2] for i in range(len(facts.layers) - 1)), "gpu"])
+    real = peak_in_turn(model, policy, facts, padded_batch(3, 17, 96))
+    assert real == pytest.approx(peak_over_time(lower(policy, facts)), rel=0.03)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_device_of_the_promised_size_is_never_out_of_memory(seed, make_model, random_policy):
+    choose = random.Random(seed)
+    changes = {"num_hidden_layers": choose.randint(3, 6), "hidden_size": choose.choice((32, 48, 64))}
+    changes["intermediate_size"] = choose.choice((2, 3)) * changes["hidden_size"]
+    model = make_model(choose.choice(("llama", "qwen2", "qwen3")), **changes)
+    rows, length = choose.randint(2, 5), choose.choice((16, 48, 96))  # from mostly weights to mostly activations
+    facts = model_facts(model, micro_batch=rows, sequence_length=length, dtype="float32")
+    policy = random_policy(facts, seed, accumulation=choose.randint(1, 3))
+    layers = [
+        layer.model_copy(update={"internals": "none" if policy.homes[layer.index + 1] == "recompute" else "all"})
+        for layer in policy.layers
+    ]
+    for tried in (policy, policy.model_copy(update={"layers": tuple(layers)})):
+        budget = Emulated(memory_bytes=lower(tried, facts).peak_bytes("gpu"))
+        batch = padded_batch(rows, length, 50)
+        with stream(model, tried, device=budget, facts=facts) as streamed:
+            for _ in range(2 * policy.accumulation):
+                loss = streamed.model(**batch).loss
+                loss.backward()
+            streamed.gradients()
+
+
+def test_backward_frees_what_a_graph_kept_as_it_goes():
+    """Autograd keeps the hook that packed a saved tensor, and with it whatever that refers to."""
+    layer = torch.nn.Sequential(
+        *(part for _ in range(6) for part in (torch.nn.Linear(64, 64, bias=False), torch.nn.SiLU()))
+    )
+    parameters = list(layer.parameters())
+    flat = torch.cat([parameter.data.reshape(-1) for parameter in parameters])
+    for parameter, part in zip(parameters, flat.split(64 * 64), strict=True):
+        parameter.data = part.view(64, 64)
+    states = torch.randn(256, 64)
+    call, tracker, kept = Call.of(layer, (states,), {}), StorageTracker(), Graph()
+    with tracker:
+        kept.forward(call, states, flat)
+        held = tracker.live_bytes
+        tracker.reset_peak()
+        kept.backward(call, states, flat, [torch.ones_like(states)], parameters)
+    assert tracker.peak_bytes < held + 3 * states.nbytes  # gradients take the place of what was kept
