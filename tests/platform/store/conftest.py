@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import uuid
@@ -44,8 +46,8 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         yield f"postgresql://{name}@127.0.0.1:{port}"
     finally:
-        pid = int((folder / "data" / "postmaster.pid").read_text().splitlines()[0])
-        os.kill(pid, 2)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may have ended by itself
+            os.kill(int((folder / "data" / "postmaster.pid").read_text().splitlines()[0]), signal.SIGINT)
         server.wait(30)
         shutil.rmtree(folder, ignore_errors=True)
 
