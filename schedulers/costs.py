@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..jobs.model_facts import ModelFacts, UnitFacts
+from ..jobs.model_facts import Internals, ModelFacts, UnitFacts
 from ..jobs.pinning import decide_pinning
 from ..jobs.policy import MASTER_BYTES, STATE_BYTES, Op, Parked, Policy, Program, lower
 from ..jobs.policy.artifact import Home
-from ..jobs.policy.program import Internals
 from .hardware import BYTES_PER_UPDATE, HardwareProfile
 
 BACKWARD_FORWARDS: Final = 2.0

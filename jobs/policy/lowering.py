@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..errors import ProgramError
-from ..model_facts import ModelFacts
+from ..model_facts import Internals, ModelFacts
 from .artifact import Home, Policy
 from .order import NORMS, Order, Phase, micro_batches
 from .parked import RING, Parked, RingUses, blocks, update_phase
-from .program import Buffer, Internals, Kind, Op, Program, Stream, Tier, unit_labels
+from .program import Buffer, Kind, Op, Program, Stream, Tier, unit_labels
 from .waits import without_implied
 
 ComputeKind = Literal["forward", "loss", "recompute", "backward"]
