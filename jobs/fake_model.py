@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -100,10 +101,13 @@ def _build_on_meta(make: Callable[..., Any], config: PretrainedConfig, dtype: to
     return model
 
 
-def text_batch(rows: int, length: int) -> dict[str, Any]:
-    """Arguments of a forward on padded text."""
+def text_batch(model: PreTrainedModel, rows: int, length: int) -> dict[str, Any]:
+    """Arguments of a forward on padded text, each row with positions of its own, as rows that share a sequence have."""
     ids = torch.ones((rows, length), dtype=torch.int64)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        batch["position_ids"] = torch.arange(length).repeat(rows, 1)
+    return batch
 
 
 def check_positions(model: PreTrainedModel, length: int) -> None:

@@ -48,9 +48,9 @@ def model_facts(
     with FakeTensorMode(), torch.no_grad(), refusing(config, micro_batch, sequence_length):
         model = build(model_or_config, torch_dtype)
         check_positions(model, sequence_length)
-        structure = find_structure(model, lambda: model(**text_batch(2, min(8, sequence_length))))
+        structure = find_structure(model, lambda: model(**text_batch(model, 2, min(8, sequence_length))))
         trace = _Trace(model, structure)
-        logits = trace.run(text_batch(micro_batch, sequence_length))
+        logits = trace.run(text_batch(model, micro_batch, sequence_length))
         in_chunks = _loss_in_chunks(model, structure)
         head = trace.head_facts(micro_batch * sequence_length, logits, in_chunks=in_chunks)
     before, layers, after = trace.in_order()
@@ -82,7 +82,7 @@ def _loss_in_chunks(model: PreTrainedModel, structure: Structure) -> bool:
         return False
     if any(id(module) not in inside for name, module in structure.modules.items() if name != path):
         return False
-    text = text_batch(2, 4)
+    text = text_batch(model, 2, 4)
     labels = text["input_ids"].clone()
     try:
         forward_in_chunks(model, model.forward, lambda states, labels: states.sum(), (), text, labels)

@@ -69,7 +69,8 @@ def draw_case(choose: random.Random, base: HardwareProfile) -> Case:
     ids = torch.randint(0, 512, (rows, length))
     mask = torch.ones_like(ids)
     mask[0, -1] = 0  # without any padding, models leave out the mask that facts allow for
-    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids}
+    positions = torch.arange(ids.shape[1]).repeat(len(ids), 1)
+    batch = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "labels": ids}
     return Case(config, batch, facts, base.model_copy(update=links))
 
 

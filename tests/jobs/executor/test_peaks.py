@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 
@@ -39,12 +40,15 @@ def peak_over_time(program):
     return max(size + op.workspace_bytes for size, op in zip(held, program.ops, strict=False))
 
 
-def padded_batch(rows, length, vocabulary):
-    """Every token supervised, one of them padding: what facts allow for."""
+def padded_batch(model, rows, length, vocabulary):
+    """Every token supervised, one of them padding, each row with positions of its own: what facts allow for."""
     ids = torch.randint(4, vocabulary, (rows, length), generator=torch.Generator().manual_seed(rows))
     mask = torch.ones_like(ids)
     mask[0, -1] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.clone()}
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.clone()}
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        batch["position_ids"] = torch.arange(length).repeat(rows, 1)
+    return batch
 
 
 def peak_in_turn(model, policy, facts, batch):
@@ -65,7 +69,8 @@ def test_the_peak_of_a_step_is_that_of_its_program(family, internals, make_model
     policy = Policy.from_homes(facts, [*homes[:5], "gpu"], accumulation=2)
     layers = [LayerPolicy(index=i, internals=internals, internals_home=("gpu", "host")[i % 2]) for i in range(5)]
     policy = policy.model_copy(update={"layers": tuple(layers)})
-    real = peak_in_turn(make_model(family), policy, facts, padded_batch(3, 17, 50))
+    model = make_model(family)
+    real = peak_in_turn(model, policy, facts, padded_batch(model, 3, 17, 50))
     assert real == pytest.approx(peak_over_time(lower(policy, facts)), rel=0.03)
 
 
@@ -76,7 +81,7 @@ def test_the_peak_is_true_for_whole_logits_loose_parameters_and_units_called_twi
     facts = model_facts(model, micro_batch=3, sequence_length=17, dtype="float32")
     assert facts.loss == "whole" or facts.loose or any("#" in unit.name for unit in facts.units)
     policy = Policy.from_homes(facts, ["host", *(("gpu", "host")[i % 2] for i in range(len(facts.layers) - 1)), "gpu"])
-    real = peak_in_turn(model, policy, facts, padded_batch(3, 17, 96))
+    real = peak_in_turn(model, policy, facts, padded_batch(model, 3, 17, 96))
     assert real == pytest.approx(peak_over_time(lower(policy, facts)), rel=0.03)
 
 
