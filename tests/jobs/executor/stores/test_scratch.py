@@ -9,47 +9,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-import types
 
-import numpy
 import pytest
 import torch
 
 from lazytrain.jobs.errors import InputError, OutOfMemory, StorageError
 from lazytrain.jobs.executor.devices.host import page_aligned
 from lazytrain.jobs.executor.stores import nvme
-from lazytrain.jobs.executor.stores.gds import KvikioFile
 from lazytrain.jobs.executor.stores.nvme import REQUEST_BYTES, NvmeFile, direct_io_problem
 from lazytrain.jobs.executor.stores.scratch import ALIGNMENT
-
-
-class FakeCuFile:
-    """What our code uses of ``kvikio.CuFile``, on host memory."""
-
-    def __init__(self, file, flags):
-        assert flags == "r+"
-        self._fd = os.open(file, os.O_RDWR)
-
-    def pwrite(self, buf, size, file_offset):
-        return self._future(os.pwrite(self._fd, memoryview(buf)[:size], file_offset))
-
-    def pread(self, buf, size, file_offset):
-        assert isinstance(buf, numpy.ndarray)
-        return self._future(os.preadv(self._fd, [memoryview(buf)[:size]], file_offset))
-
-    def close(self):
-        os.close(self._fd)
-
-    def _future(self, count):
-        return types.SimpleNamespace(get=lambda: count)
-
-
-@pytest.fixture
-def kvikio(monkeypatch):
-    module = types.ModuleType("kvikio")
-    module.CuFile = FakeCuFile
-    module.__spec__ = types.SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "kvikio", module)
 
 
 def buffered(directory):
@@ -62,11 +30,9 @@ def buffered(directory):
         nvme._tried.cache_clear()
 
 
-@pytest.fixture(params=["direct", "buffered", "kvikio"])
+@pytest.fixture(params=["direct", "buffered"])
 def make(request, tmp_path):
-    kinds = {"direct": NvmeFile, "buffered": buffered, "kvikio": KvikioFile}
-    if request.param == "kvikio":
-        request.getfixturevalue("kvikio")
+    kinds = {"direct": NvmeFile, "buffered": buffered}
     made = []
 
     def make(directory=tmp_path):
