@@ -31,7 +31,7 @@ setup(
         Extension(
             "lazytrain.jobs.optim._kernel",
             sources=[f"{SOURCES}/kernel.cpp"],
-            depends=[f"{SOURCES}/{name}.inl" for name in ("plain", "wide", "choose")],
+            depends=[f"{SOURCES}/{name}.inl" for name in ("plain", "avx2", "avx512", "wide", "choose")],
             language="c++",
             optional=True,
         )

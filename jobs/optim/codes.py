@@ -95,10 +95,10 @@ class FloatCode:
         bits = codes.to(torch.int32)
         sign = bits.bitwise_left_shift(24).bitwise_and_(_SIGN)
         bits.bitwise_and_(self.top).bitwise_left_shift_(self.shift).bitwise_or_(self.base)
+        values = bits.view(torch.float32).sub_(self.zero)
         if self.signed:
             bits.bitwise_or_(sign)
-        values = bits.view(torch.float32)
-        return values.sub_(self._zero_like(values)).mul_(scales.unsqueeze(1))
+        return values.mul_(scales.unsqueeze(1))
 
     def encode(
         self, values: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, dither: torch.Tensor | None = None

@@ -1,22 +1,31 @@
 // From the formats of a task to the instance made for them. Included by kernel.cpp once per instruction set.
 
 template <bool kHalf, int kMaster>
-INLINE void step_as(const Task& t, const Block& b, float* scratch) {
-    if (!t.m_codes) return step_fp32<kHalf, kMaster>(t, b);
+INLINE void steps_as(const Task& t, int64_t first, int64_t last, float* scratch) {
 #if WIDE
-    if (b.numel % (2 * kWidth) == 0) return step_8bit_wide<kHalf, kMaster>(t, b, scratch);
+    if (t.m_codes && t.block % (4 * kWidth) == 0) {
+        const int64_t whole = last * t.block <= t.numel ? last : last - 1;
+        if (first < whole) steps_8bit_wide<kHalf, kMaster>(t, first, whole, scratch);
+        first = whole;
+    }
 #endif
-    step_8bit<kHalf, kMaster>(t, b, scratch);
+    for (int64_t index = first; index < last; ++index) {
+        if (t.m_codes)
+            step_8bit<kHalf, kMaster>(t, block_of(t, index), scratch);
+        else
+            step_fp32<kHalf, kMaster>(t, block_of(t, index));
+    }
 }
 
 template <bool kHalf>
-INLINE void step_on(const Task& t, const Block& b, float* scratch) {
-    if (t.master == kSplit) return step_as<kHalf, kSplit>(t, b, scratch);
-    if (t.master == kPlain) return step_as<kHalf, kPlain>(t, b, scratch);
-    step_as<kHalf, kStochastic>(t, b, scratch);
+INLINE void steps_on(const Task& t, int64_t first, int64_t last, float* scratch) {
+    if (t.master == kSplit) return steps_as<kHalf, kSplit>(t, first, last, scratch);
+    if (t.master == kPlain) return steps_as<kHalf, kPlain>(t, first, last, scratch);
+    steps_as<kHalf, kStochastic>(t, first, last, scratch);
 }
 
-static void step(const Task& t, const Block& b, float* scratch) {
-    if (t.half_gradient) return step_on<true>(t, b, scratch);
-    step_on<false>(t, b, scratch);
+// The blocks from `first` to before `last`; `scratch` holds 2 numbers for each element of a block.
+static void steps(const Task& t, int64_t first, int64_t last, float* scratch) {
+    if (t.half_gradient) return steps_on<true>(t, first, last, scratch);
+    steps_on<false>(t, first, last, scratch);
 }

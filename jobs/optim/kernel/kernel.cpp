@@ -65,6 +65,24 @@ struct Block {
     uint32_t code_word, weight_word;
 };
 
+Block block_of(const Task& t, int64_t index) {
+    const int64_t at = index * t.block;
+    Block b = {};
+    b.weights = (char*)t.weights + at * (t.master == kPlain ? 4 : 2);
+    b.low = t.low + at;
+    b.gradient = (const char*)t.gradient + at * (t.half_gradient ? 2 : 4);
+    b.m_codes = t.m_codes + at;
+    b.v_codes = t.v_codes + at;
+    b.m_scale = t.m_scales + index;
+    b.v_scale = t.v_scales + index;
+    b.m = t.m + at;
+    b.v = t.v + at;
+    b.numel = t.numel - at < t.block ? t.numel - at : t.block;
+    b.code_word = t.code_word + (uint32_t)index * kPerBlock;
+    b.weight_word = t.weight_word + (uint32_t)at * kPerLane;
+    return b;
+}
+
 // The codes of ../codes.py: `zero` is what is subtracted from a decoded float, `span` is 1 / (largest float - zero).
 template <int kMantissa, bool kSigned>
 struct Code {
@@ -124,146 +142,23 @@ namespace baseline {
 #pragma GCC target("avx2,fma")
 #endif
 namespace avx2 {
-constexpr int kWidth = 8;
-using Floats = __m256;
-using Ints = __m256i;
-
-INLINE Ints zero() { return _mm256_setzero_si256(); }
-INLINE Ints all(int32_t value) { return _mm256_set1_epi32(value); }
-INLINE Ints all_16(int16_t value) { return _mm256_set1_epi16(value); }
-INLINE Floats all(float value) { return _mm256_set1_ps(value); }
-INLINE Floats as_floats(Ints bits) { return _mm256_castsi256_ps(bits); }
-INLINE Ints as_ints(Floats values) { return _mm256_castps_si256(values); }
-INLINE Floats load(const float* from) { return _mm256_loadu_ps(from); }
-INLINE Ints load(const void* from) { return _mm256_loadu_si256((const __m256i*)from); }
-INLINE Ints load_8(const uint8_t* from) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from)); }
-INLINE Ints load_signed_8(const uint8_t* from) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from)); }
-INLINE void store(float* to, Floats values) { _mm256_storeu_ps(to, values); }
-INLINE void store(void* to, Ints values) { _mm256_storeu_si256((__m256i*)to, values); }
-INLINE Ints and_(Ints a, Ints b) { return _mm256_and_si256(a, b); }
-INLINE void store_8(uint8_t* to, Ints values) {
-    values = and_(values, all_16(255));
-    __m128i first = _mm256_castsi256_si128(values), second = _mm256_extracti128_si256(values, 1);
-    _mm_storeu_si128((__m128i*)to, _mm_packus_epi16(first, second));
-}
-INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
-INLINE Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
-INLINE Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
-INLINE Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
-INLINE Floats square_root(Floats a) { return _mm256_sqrt_ps(a); }
-INLINE Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
-INLINE Ints add_16(Ints a, Ints b) { return _mm256_add_epi16(a, b); }
-INLINE Ints or_(Ints a, Ints b) { return _mm256_or_si256(a, b); }
-INLINE Floats with_sign_of(Floats a, Floats positive) {
-    return as_floats(or_(and_(as_ints(a), all((int32_t)0x80000000)), as_ints(positive)));
-}
-INLINE Ints larger(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
-INLINE Ints smaller_16(Ints a, Ints b) { return _mm256_min_epi16(a, b); }
-INLINE Ints shift_left_16(Ints a, int by) { return _mm256_slli_epi16(a, by); }
-INLINE Ints shift_right_16(Ints a, int by) { return _mm256_srai_epi16(a, by); }
-INLINE Ints shift_right_zeros(Ints a, int by) { return _mm256_srli_epi32(a, by); }
-INLINE Ints unpack_lo(Ints a, Ints b) { return _mm256_unpacklo_epi16(a, b); }
-INLINE Ints unpack_hi(Ints a, Ints b) { return _mm256_unpackhi_epi16(a, b); }
-INLINE Ints pack_unsigned(Ints lo, Ints hi) { return _mm256_packus_epi32(lo, hi); }
-INLINE Ints pack_low_halves(Ints lo, Ints hi) { return pack_unsigned(and_(lo, all(0xFFFF)), and_(hi, all(0xFFFF))); }
-INLINE Ints pack_high_halves(Ints lo, Ints hi) {
-    return pack_unsigned(shift_right_zeros(lo, 16), shift_right_zeros(hi, 16));
-}
-INLINE Ints subtract_to_zero_16(Ints a, Ints b) { return _mm256_subs_epu16(a, b); }
-INLINE Floats larger_magnitude(Floats positive, Floats other) {
-    return as_floats(larger(as_ints(positive), and_(as_ints(other), all(0x7FFFFFFF))));
-}
-INLINE int32_t largest_of(Ints values) {
-    int32_t each[kWidth], largest = 0;
-    store(each, values);
-    for (int32_t value : each) largest = value > largest ? value : largest;
-    return largest;
-}
+#include "avx2.inl"
 #include "plain.inl"
-struct Pair;
-INLINE Pair load_pair(const float* from);
-INLINE void store_pair(float* to, Pair values);
 #include "wide.inl"
-INLINE Pair load_pair(const float* from) {
-    Floats first = load(from), second = load(from + kWidth);
-    return {_mm256_permute2f128_ps(first, second, 0x20), _mm256_permute2f128_ps(first, second, 0x31)};
-}
-INLINE void store_pair(float* to, Pair values) {
-    store(to, _mm256_permute2f128_ps(values.lo, values.hi, 0x20));
-    store(to + kWidth, _mm256_permute2f128_ps(values.lo, values.hi, 0x31));
-}
 #include "choose.inl"
 }  // namespace avx2
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("fma,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi"))), apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#pragma GCC target("fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,prefer-vector-width=512")
 #endif
 namespace avx512 {
-constexpr int kWidth = 16;
-using Floats = __m512;
-using Ints = __m512i;
-
-INLINE Ints zero() { return _mm512_setzero_si512(); }
-INLINE Ints all(int32_t value) { return _mm512_set1_epi32(value); }
-INLINE Ints all_16(int16_t value) { return _mm512_set1_epi16(value); }
-INLINE Floats all(float value) { return _mm512_set1_ps(value); }
-INLINE Floats as_floats(Ints bits) { return _mm512_castsi512_ps(bits); }
-INLINE Ints as_ints(Floats values) { return _mm512_castps_si512(values); }
-INLINE Floats load(const float* from) { return _mm512_loadu_ps(from); }
-INLINE Ints load(const void* from) { return _mm512_loadu_si512(from); }
-INLINE Ints load_8(const uint8_t* from) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)from)); }
-INLINE Ints load_signed_8(const uint8_t* from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from)); }
-INLINE void store(float* to, Floats values) { _mm512_storeu_ps(to, values); }
-INLINE void store(void* to, Ints values) { _mm512_storeu_si512(to, values); }
-INLINE void store_8(uint8_t* to, Ints values) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi16_epi8(values)); }
-INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
-INLINE Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
-INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
-INLINE Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
-INLINE Floats square_root(Floats a) { return _mm512_sqrt_ps(a); }
-INLINE Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
-INLINE Ints add_16(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
-INLINE Ints and_(Ints a, Ints b) { return _mm512_and_si512(a, b); }
-INLINE Ints or_(Ints a, Ints b) { return _mm512_or_si512(a, b); }
-INLINE Floats with_sign_of(Floats a, Floats positive) {
-    return as_floats(or_(and_(as_ints(a), all((int32_t)0x80000000)), as_ints(positive)));
-}
-INLINE Ints larger(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
-INLINE Ints smaller_16(Ints a, Ints b) { return _mm512_min_epi16(a, b); }
-INLINE Ints shift_left_16(Ints a, int by) { return _mm512_slli_epi16(a, by); }
-INLINE Ints shift_right_16(Ints a, int by) { return _mm512_srai_epi16(a, by); }
-INLINE Ints shift_right_zeros(Ints a, int by) { return _mm512_srli_epi32(a, by); }
-INLINE Ints unpack_lo(Ints a, Ints b) { return _mm512_unpacklo_epi16(a, b); }
-INLINE Ints unpack_hi(Ints a, Ints b) { return _mm512_unpackhi_epi16(a, b); }
-INLINE Ints pack_unsigned(Ints lo, Ints hi) { return _mm512_packus_epi32(lo, hi); }
-INLINE Ints pack_low_halves(Ints lo, Ints hi) { return pack_unsigned(and_(lo, all(0xFFFF)), and_(hi, all(0xFFFF))); }
-INLINE Ints pack_high_halves(Ints lo, Ints hi) {
-    return pack_unsigned(shift_right_zeros(lo, 16), shift_right_zeros(hi, 16));
-}
-INLINE Ints subtract_to_zero_16(Ints a, Ints b) { return _mm512_subs_epu16(a, b); }
-INLINE Floats larger_magnitude(Floats positive, Floats other) {
-    return _mm512_range_ps(positive, other, 0b1011);  // the larger absolute value, its sign cleared
-}
-INLINE int32_t largest_of(Ints values) { return _mm512_reduce_max_epi32(values); }
+#include "avx512.inl"
 #include "plain.inl"
-struct Pair;
-INLINE Pair load_pair(const float* from);
-INLINE void store_pair(float* to, Pair values);
 #include "wide.inl"
-INLINE Pair load_pair(const float* from) {
-    Floats first = load(from), second = load(from + kWidth);
-    return {_mm512_shuffle_f32x4(first, second, 0x88), _mm512_shuffle_f32x4(first, second, 0xDD)};
-}
-INLINE void store_pair(float* to, Pair values) {
-    const Ints first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const Ints second = add(first, all(8));
-    store(to, _mm512_permutex2var_ps(values.lo, first, values.hi));
-    store(to + kWidth, _mm512_permutex2var_ps(values.lo, second, values.hi));
-}
 #include "choose.inl"
 }  // namespace avx512
 #if defined(__clang__)
@@ -273,15 +168,15 @@ INLINE void store_pair(float* to, Pair values) {
 #endif
 #endif  // X86
 
-using Step = void (*)(const Task&, const Block&, float*);
+using Steps = void (*)(const Task&, int64_t, int64_t, float*);
 using Squares = double (*)(const void*, bool, int64_t, int64_t);
 
-Step step_for(int set) {
+Steps steps_for(int set) {
 #if X86
-    if (set == kAvx512) return avx512::step;
-    if (set == kAvx2) return avx2::step;
+    if (set == kAvx512) return avx512::steps;
+    if (set == kAvx2) return avx2::steps;
 #endif
-    return baseline::step;
+    return baseline::steps;
 }
 
 Squares squares_for(int set) {
@@ -294,34 +189,16 @@ Squares squares_for(int set) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-Block block_of(const Task& t, int64_t index) {
-    const int64_t at = index * t.block;
-    Block b = {};
-    b.weights = (char*)t.weights + at * (t.master == kPlain ? 4 : 2);
-    b.low = t.low + at;
-    b.gradient = (const char*)t.gradient + at * (t.half_gradient ? 2 : 4);
-    b.m_codes = t.m_codes + at;
-    b.v_codes = t.v_codes + at;
-    b.m_scale = t.m_scales + index;
-    b.v_scale = t.v_scales + index;
-    b.m = t.m + at;
-    b.v = t.v + at;
-    b.numel = t.numel - at < t.block ? t.numel - at : t.block;
-    b.code_word = t.code_word + (uint32_t)index * kPerBlock;
-    b.weight_word = t.weight_word + (uint32_t)at * kPerLane;
-    return b;
-}
-
 }  // namespace
 
 // Raised with every change of the interface or of the arithmetic.
-EXPORT int32_t lazytrain_version() { return 4; }
+EXPORT int32_t lazytrain_version() { return 5; }
 
 // The widest instruction set of this processor that the library was built for.
 EXPORT int32_t lazytrain_instruction_set() {
 #if X86
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi"))
         return kAvx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kAvx2;
 #endif
@@ -330,7 +207,7 @@ EXPORT int32_t lazytrain_instruction_set() {
 
 EXPORT void lazytrain_step(const Task* task, int32_t set, int32_t threads) {
     const Task& t = *task;
-    const Step step = step_for(set);
+    const Steps steps = steps_for(set);
     const int64_t blocks = ceil_div(t.numel, t.block);
     const int64_t stride = t.block < kChunk ? kChunk / t.block : 1;
     const int64_t chunks = ceil_div(blocks, stride);
@@ -342,7 +219,7 @@ EXPORT void lazytrain_step(const Task* task, int32_t set, int32_t threads) {
 #pragma omp for schedule(dynamic, 1)
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             const int64_t first = chunk * stride, last = first + stride < blocks ? first + stride : blocks;
-            for (int64_t index = first; index < last; ++index) step(t, block_of(t, index), scratch);
+            steps(t, first, last, scratch);
         }
     }
 }

@@ -9,8 +9,8 @@ INLINE int32_t sign_of(int32_t bits) {
 
 template <class C>
 INLINE float decode(uint8_t code) {
-    int32_t sign = sign_of<C>((int32_t)((uint32_t)code << 24));
-    return as_float((code & C::top) << C::shift | C::base | sign) - as_float(as_int(C::zero) | sign);
+    float magnitude = as_float((code & C::top) << C::shift | C::base) - C::zero;
+    return as_float(as_int(magnitude) | sign_of<C>((int32_t)((uint32_t)code << 24)));
 }
 
 // `word` is the dither, `inverse` is 1 / scale.

@@ -2,25 +2,30 @@
 // widening and narrowing. Included by kernel.cpp after plain.inl, in a namespace that defines vectors of kWidth lanes.
 //
 // Two vectors of 32-bit lanes are worked on at a time, in the order in which the processor's `unpack` leaves the 16-bit
-// lanes of one vector and its `pack` takes them up again: both are single instructions. And both codes decode in 16-bit
-// lanes, two for the price of one: their values are bf16 numbers.
+// lanes of one vector and its `pack` takes them up again: both are single instructions. Codes come and go four vectors
+// at a time, by way of 16-bit lanes: what they mean are bf16 numbers, or nearly, and what is cut from a number to make
+// a code lies in its high half.
 
-struct Pair {
-    Floats lo, hi;
+// The dither of 2 kWidth elements, in the order of a Pair.
+struct FirstWords {
+    int32_t lo[kWidth], hi[kWidth];
+
+    constexpr FirstWords() : lo(), hi() {
+        for (uint32_t i = 0; i < kWidth; ++i) {
+            lo[i] = (int32_t)((i / 4 * 8 + i % 4) * kPerLane);
+            hi[i] = (int32_t)((i / 4 * 8 + i % 4 + 4) * kPerLane);
+        }
+    }
 };
+
+constexpr FirstWords kFirstWords;
 
 struct Words {
     Ints lo, hi;
 
-    explicit Words(uint32_t first) {
-        int32_t words[2 * kWidth];
-        for (int i = 0; i < kWidth; ++i) {
-            words[i] = (int32_t)(first + (uint32_t)(i / 4 * 8 + i % 4) * kPerLane);
-            words[kWidth + i] = (int32_t)((uint32_t)words[i] + 4 * kPerLane);
-        }
-        std::memcpy(&lo, words, sizeof lo);
-        std::memcpy(&hi, words + kWidth, sizeof hi);
-    }
+    INLINE explicit Words(uint32_t first)
+        : lo(add(load((const void*)kFirstWords.lo), all((int32_t)first))),
+          hi(add(load((const void*)kFirstWords.hi), all((int32_t)first))) {}
 
     INLINE void advance() {
         lo = add(lo, all((int32_t)(2 * kWidth * kPerLane)));
@@ -28,54 +33,30 @@ struct Words {
     }
 };
 
-// bf16 numbers, or the codes decoded to them, as fp32.
-INLINE Pair widened(Ints halves) {
-    return {as_floats(unpack_lo(zero(), halves)), as_floats(unpack_hi(zero(), halves))};
-}
-
 INLINE Pair scaled(Pair values, Floats by) { return {mul(values.lo, by), mul(values.hi, by)}; }
 
 INLINE Pair plus(Pair a, Pair b) { return {add(a.lo, b.lo), add(a.hi, b.hi)}; }
 
 INLINE Pair squared(Pair values) { return {mul(values.lo, values.lo), mul(values.hi, values.hi)}; }
 
-INLINE Pair decode_m(const uint8_t* from) {
-    constexpr int16_t kKept = (int16_t)(0x8000 | 127 << (Momentum::shift - 16));
-    Ints bits = and_(shift_left_16(load_signed_8(from), Momentum::shift - 16), all_16(kKept));
-    Pair values = widened(or_(bits, all_16(Momentum::base >> 16)));
-    const Floats zero = all(Momentum::zero);
-    return {subtract(values.lo, with_sign_of(values.lo, zero)), subtract(values.hi, with_sign_of(values.hi, zero))};
-}
-
-INLINE Pair decode_v(const uint8_t* from) {
-    Ints bits = shift_left_16(load_8(from), RootVariance::shift - 16);
-    Pair values = widened(or_(bits, all_16(RootVariance::base >> 16)));
-    const Floats zero = all(RootVariance::zero);
-    return {subtract(values.lo, zero), subtract(values.hi, zero)};
-}
-
-// The leading bits of fp32 numbers, sign included, after the dither has decided where they are cut.
+// The high halves of fp32 numbers after the dither has decided where they are cut.
 template <class C>
-INLINE Ints leading(Pair values, const Words& words) {
-    Ints lo = add(as_ints(values.lo), shift_right_zeros(words.lo, 32 - C::shift));
-    Ints hi = add(as_ints(values.hi), shift_right_zeros(words.hi, 32 - C::shift));
-    return pack_unsigned(shift_right_zeros(lo, C::shift), shift_right_zeros(hi, C::shift));
+INLINE Ints dithered(Ints lo, Ints hi, const Words& words) {
+    return pack_high_halves(add(lo, shift_right_zeros(words.lo, 32 - C::shift)),
+                            add(hi, shift_right_zeros(words.hi, 32 - C::shift)));
 }
 
-INLINE void encode_m(uint8_t* to, Pair m, Floats inverse, const Words& words) {
+INLINE Ints dithered_m(Pair m, Floats inverse, const Words& words) {
     const Floats zero = all(Momentum::zero);
     m = plus(scaled(m, inverse), {with_sign_of(m.lo, zero), with_sign_of(m.hi, zero)});
-    Ints bits = leading<Momentum>(m, words);
-    Ints signs = and_(shift_right_16(bits, 24 - Momentum::shift), all_16(128));
-    store_8(to, or_(and_(bits, all_16(Momentum::top)), signs));
+    return dithered<Momentum>(as_ints(m.lo), as_ints(m.hi), words);
 }
 
-INLINE void encode_v(uint8_t* to, Pair root, Floats inverse, const Words& words) {
+INLINE Ints dithered_v(Pair root, Floats inverse, const Words& words) {
     const Floats zero = all(RootVariance::zero);
     const Ints least = all(RootVariance::base);
     root = plus(scaled(root, inverse), {zero, zero});
-    root = {as_floats(larger(as_ints(root.lo), least)), as_floats(larger(as_ints(root.hi), least))};
-    store_8(to, leading<RootVariance>(root, words));
+    return dithered<RootVariance>(larger(as_ints(root.lo), least), larger(as_ints(root.hi), least), words);
 }
 
 template <bool kHalf>
@@ -120,39 +101,60 @@ INLINE void move(const Task& t, const Block& b, int64_t i, Pair m, Pair root, co
 template <bool kHalf>
 INLINE void new_states(const Task& t, const Block& b, float* ms, float* roots) {
     const Floats m_scale = all(*b.m_scale * t.beta1), v_scale = all(*b.v_scale * *b.v_scale * t.beta2);
+    const Floats gradient_factor = all(t.gradient_factor), square_factor = all(t.square_factor);
     Floats m_largest = all(0.0f);
     Ints v_largest = zero();
-    for (int64_t i = 0; i < b.numel; i += 2 * kWidth) {
-        Pair gradient = load_gradient<kHalf>(b.gradient, i);
-        Pair m = plus(scaled(decode_m(b.m_codes + i), m_scale), scaled(gradient, all(t.gradient_factor)));
-        Pair v = scaled(squared(decode_v(b.v_codes + i)), v_scale);
-        v = plus(v, scaled(squared(gradient), all(t.square_factor)));
-        Pair root = {square_root(v.lo), square_root(v.hi)};
-        store(ms + i, m.lo);
-        store(ms + i + kWidth, m.hi);
-        store(roots + i, root.lo);
-        store(roots + i + kWidth, root.hi);
-        m_largest = larger_magnitude(larger_magnitude(m_largest, m.lo), m.hi);
-        v_largest = larger(larger(v_largest, as_ints(root.lo)), as_ints(root.hi));
+    for (int64_t at = 0; at < b.numel; at += 4 * kWidth) {
+        Pair kept_m[2], kept_v[2];
+        decode_m(b.m_codes + at, kept_m);
+        decode_v(b.v_codes + at, kept_v);
+        for (int half = 0; half < 2; ++half) {
+            const int64_t i = at + half * 2 * kWidth;
+            Pair gradient = load_gradient<kHalf>(b.gradient, i);
+            Pair m = plus(scaled(kept_m[half], m_scale), scaled(gradient, gradient_factor));
+            Pair v = plus(scaled(squared(kept_v[half]), v_scale), scaled(squared(gradient), square_factor));
+            Pair root = {square_root(v.lo), square_root(v.hi)};
+            store(ms + i, m.lo);
+            store(ms + i + kWidth, m.hi);
+            store(roots + i, root.lo);
+            store(roots + i + kWidth, root.hi);
+            m_largest = larger_magnitude(larger_magnitude(m_largest, m.lo), m.hi);
+            v_largest = larger(larger(v_largest, as_ints(root.lo)), as_ints(root.hi));
+        }
     }
     *b.m_scale = scale_of<Momentum>(largest_of(as_ints(m_largest)));
     *b.v_scale = scale_of<RootVariance>(largest_of(v_largest));
 }
 
-// One block of a multiple of 2 kWidth elements: first its new states, then its weights and codes.
-template <bool kHalf, int kMaster>
-static void step_8bit_wide(const Task& t, const Block& b, float* scratch) {
-    float *ms = scratch, *roots = scratch + b.numel;
-    new_states<kHalf>(t, b, ms, roots);
+// Moves the weights of a block by its new states, and encodes these.
+template <int kMaster>
+INLINE void move_and_encode(const Task& t, const Block& b, const float* ms, const float* roots) {
     const Floats m_inverse = all(1.0f / *b.m_scale), v_inverse = all(1.0f / *b.v_scale);
     Words code_words(b.code_word), weight_words(b.weight_word);
-    const bool moves = t.moves;
-    for (int64_t i = 0; i < b.numel; i += 2 * kWidth) {
-        const Pair m = {load(ms + i), load(ms + i + kWidth)}, root = {load(roots + i), load(roots + i + kWidth)};
-        if (moves) move<kMaster>(t, b, i, m, root, weight_words);
-        encode_m(b.m_codes + i, m, m_inverse, code_words);
-        encode_v(b.v_codes + i, root, v_inverse, code_words);
-        code_words.advance();
-        if (kMaster == kStochastic) weight_words.advance();
+    for (int64_t at = 0; at < b.numel; at += 4 * kWidth) {
+        Ints m_halves[2], v_halves[2];
+        for (int half = 0; half < 2; ++half) {
+            const int64_t i = at + half * 2 * kWidth;
+            const Pair m = {load(ms + i), load(ms + i + kWidth)}, root = {load(roots + i), load(roots + i + kWidth)};
+            if (t.moves) move<kMaster>(t, b, i, m, root, weight_words);
+            m_halves[half] = dithered_m(m, m_inverse, code_words);
+            v_halves[half] = dithered_v(root, v_inverse, code_words);
+            code_words.advance();
+            if (kMaster == kStochastic) weight_words.advance();
+        }
+        store_m(b.m_codes + at, m_halves);
+        store_v(b.v_codes + at, v_halves);
+    }
+}
+
+// Blocks of a multiple of 4 kWidth elements: of each first its new states, then its weights and codes.
+template <bool kHalf, int kMaster>
+static void steps_8bit_wide(const Task& task, int64_t first, int64_t last, float* scratch) {
+    const Task t = task;
+    float *ms = scratch, *roots = scratch + t.block;
+    for (int64_t index = first; index < last; ++index) {
+        const Block b = block_of(t, index);
+        new_states<kHalf>(t, b, ms, roots);
+        move_and_encode<kMaster>(t, b, ms, roots);
     }
 }
