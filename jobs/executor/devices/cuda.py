@@ -24,6 +24,7 @@ import torch
 from ...errors import HardwareError
 from ...timeline import Span
 from .base import Device, Event, Recorder, Stream, ThreadStream, Work
+from .cores import stay_on
 from .host import numa_node_of
 from .pinned import PinnedMemory, SlabRing, make_ring
 
@@ -206,12 +207,13 @@ class CudaDevice(Device):
         torch.cuda.set_device(self.torch_device)
         if memory_bytes is not None:
             self._cap(memory_bytes)
+        node = numa_node_of(pci_address(index))
+        stay_on(node)
         self.recorder = CudaRecorder(self.torch_device)
         self._compute = torch.cuda.current_stream(self.torch_device)
         self._copies = {name: CudaStream(name, self.recorder, self.torch_device) for name in ("h2d", "d2h")}
         threads = ("nvme_read", "nvme_write", "cpu")
         self.streams = {**self._copies, **{name: ThreadStream(name, self.recorder) for name in threads}}
-        node = numa_node_of(pci_address(index))
         self._memory = PinnedMemory(CudaDriver(self.torch_device), node=node, limit_bytes=pinned_limit_bytes)
         self._rings: dict[bool, SlabRing | None] = {}  # by whether it copies to the device
 

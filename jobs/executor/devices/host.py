@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from .cores import numbers
+
 log = logging.getLogger(__name__)
 
 PAGE = mmap.PAGESIZE
@@ -69,11 +71,7 @@ def numa_nodes(root: Path = Path("/sys")) -> list[int]:
         text = (root / "devices/system/node/has_memory").read_text(encoding="ascii").strip()
     except OSError:
         return []
-    nodes: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        nodes += range(int(first), int(last or first) + 1)
-    return nodes
+    return numbers(text)
 
 
 def numa_node_of(pci_address: str, root: Path = Path("/sys")) -> int | None:
