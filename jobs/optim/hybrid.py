@@ -11,8 +11,10 @@ import torch
 
 from ..errors import CheckpointError, InputError
 from ..layout import Layout
+from .buffers import Master
 from .clipping import Clip, clip, squares
 from .native import choose
+from .on_gpu import GpuUnit, gpu_unit
 from .pages import in_large_pages
 from .split import split
 from .unit import UnitOptimizer
@@ -31,9 +33,10 @@ class HybridAdamW(torch.optim.Optimizer):
 
     Two ways of use:
 
-    - ``HybridAdamW(params, lr=...)``: a ``torch.optim.Optimizer`` for plain fp32 or bf16 parameters on the CPU. A bf16
-      parameter is the high half of its own fp32 master. Parameter groups mean what they mean in torch: a group's
-      ``weight_decay`` applies to each of its tensors; its ``state_bits`` may differ from the others'.
+    - ``HybridAdamW(params, lr=...)``: a ``torch.optim.Optimizer`` for plain fp32 or bf16 parameters. A bf16 parameter
+      is the high half of its own fp32 master. Parameter groups mean what they mean in torch: a group's
+      ``weight_decay`` applies to each of its tensors; its ``state_bits`` may differ from the others'. Parameters on a
+      GPU keep their states there, and bitsandbytes' kernels update them.
     - ``HybridAdamW(lr=...)``: for the executor, which asks for a ``unit`` per layer and drives it. Weight decay then
       applies to tensors of two or more dimensions only: not to norms and biases, nor to what fits a pattern of
       ``no_decay``.
@@ -89,7 +92,7 @@ class HybridAdamW(torch.optim.Optimizer):
         self.threads = threads
         self._kernel = choose(kernel, threads)
         self.last_clip: Clip | None = None
-        self._units: dict[torch.Tensor, UnitOptimizer] = {}
+        self._units: dict[torch.Tensor, UnitOptimizer | GpuUnit] = {}
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "state_bits": state_bits}
         super().__init__([{"params": []}] if params is None else params, defaults)
 
@@ -184,7 +187,7 @@ class HybridAdamW(torch.optim.Optimizer):
         if not parameter.is_contiguous():
             parameter.copy_(unit.streamed.view(parameter.shape))
 
-    def _unit_of(self, parameter: torch.Tensor, group: Mapping[str, Any]) -> UnitOptimizer:
+    def _unit_of(self, parameter: torch.Tensor, group: Mapping[str, Any]) -> UnitOptimizer | GpuUnit:
         """The parameter's unit, over the storage that the parameter has now."""
         if parameter not in self._units:
             self._units[parameter] = self._adopt(parameter, group["state_bits"])
@@ -193,17 +196,32 @@ class HybridAdamW(torch.optim.Optimizer):
             unit.streamed = parameter.detach().reshape(-1)
         return unit
 
-    def _adopt(self, parameter: torch.Tensor, state_bits: int) -> UnitOptimizer:
+    def _adopt(self, parameter: torch.Tensor, state_bits: int) -> UnitOptimizer | GpuUnit:
         """A unit for one parameter, with zero states or, after a load or unpickling, with those in ``state``."""
+        unit = self._unit_on_cpu if parameter.device.type == "cpu" else self._unit_on_gpu
+        made = unit(parameter, state_bits)
+        saved = self.state[parameter]
+        if saved:
+            made.load_state({name: value for name, value in saved.items() if name != "step"})
+        self.state[parameter] = {"step": int(saved.get("step", 0)), **made.state_beside_streamed()}
+        return made
+
+    def _unit_on_cpu(self, parameter: torch.Tensor, state_bits: int) -> UnitOptimizer:
         layout = Layout(Layout.of({"parameter": tuple(parameter.shape)}).segments, parameter.numel())
         splits = _is_half(parameter.dtype) and self.master == "split"
         low = torch.zeros(parameter.numel(), dtype=torch.int16) if splits else None
-        unit = self._build(layout, parameter.detach().reshape(-1), low, state_bits, decay_all=True)
-        saved = self.state[parameter]
-        if saved:
-            unit.load_state({name: value for name, value in saved.items() if name != "step"})
-        self.state[parameter] = {"step": int(saved.get("step", 0)), **unit.state_beside_streamed()}
-        return unit
+        return self._build(layout, parameter.detach().reshape(-1), low, state_bits, decay_all=True)
+
+    def _unit_on_gpu(self, parameter: torch.Tensor, state_bits: int) -> GpuUnit:
+        half: Master = "split" if self.master == "split" else "stochastic"
+        return gpu_unit(
+            parameter,
+            master=half if _is_half(parameter.dtype) else "plain",
+            state_bits=state_bits,
+            min_8bit_size=self.min_8bit_size,
+            block_size=self.block_size,
+            fraction=self.eight_bit_fraction,
+        )
 
     def _build(
         self,
