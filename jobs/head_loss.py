@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -123,14 +123,30 @@ def _with_states(output: Any, states: torch.Tensor) -> Any:
     return (states, *output[1:])
 
 
-def supervised(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of the flattened (B * T, H) states that predict a supervised token, and these tokens; both (N,).
+class Targets(NamedTuple):
+    """The supervised tokens of a batch."""
 
-    ``labels`` (B, T) are unshifted: the state at position t predicts label t + 1.
-    """
-    targets = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:].reshape(-1)
-    rows = (targets != IGNORED).nonzero().squeeze(1)
-    return rows, targets[rows]
+    rows: torch.Tensor
+    """Which of the flattened (B * T, H) states predict one: (N,) int64."""
+    tokens: torch.Tensor
+    """What they are: (N,) int64."""
+    shape: torch.Size
+    """(B, T)."""
+
+    @classmethod
+    def of(cls, labels: torch.Tensor) -> Targets:
+        """Those of unshifted ``labels`` (B, T): the state at position t predicts label t + 1.
+
+        How many there are is known only when the device of ``labels`` has counted them. So that nobody waits for a GPU
+        that is busy with a forward, ask before the forward, and with labels on the host if they are there.
+        """
+        targets = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:].reshape(-1)
+        rows = (targets != IGNORED).nonzero().squeeze(1)
+        return cls(rows, targets[rows], labels.shape)
+
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Targets:
+        """The same with its tensors moved."""
+        return Targets(move(self.rows), move(self.tokens), self.shape)
 
 
 def loss_only(logits: Logits, states: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -152,12 +168,12 @@ def row_log_probabilities(
     return sums
 
 
-def log_probabilities_of_rows(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The same from all logits (B, T, V) and unshifted labels (B, T), for models whose loss needs them at once."""
-    rows, targets = supervised(labels)
-    losses = nn.functional.cross_entropy(logits.flatten(0, 1)[rows].float(), targets, reduction="none")
-    sums = torch.zeros(len(labels), dtype=torch.float32, device=logits.device)
-    return sums.index_add(0, rows // labels.shape[1], -losses)
+def log_probabilities_of_rows(logits: torch.Tensor, targets: Targets) -> torch.Tensor:
+    """The same from all logits (B, T, V), for models whose loss needs them at once."""
+    rows, tokens, shape = targets
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1)[rows].float(), tokens, reduction="none")
+    sums = torch.zeros(shape[0], dtype=torch.float32, device=logits.device)
+    return sums.index_add(0, rows // shape[1], -losses)
 
 
 def row_loss_with_gradients(
@@ -188,7 +204,7 @@ def loss_with_gradients(
     states: torch.Tensor,
     rows: torch.Tensor,
     targets: torch.Tensor,
-    normaliser: float,
+    normaliser: float | torch.Tensor,
     parameters: Sequence[nn.Parameter],
     *,
     weights: torch.Tensor | None = None,

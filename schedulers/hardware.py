@@ -19,6 +19,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from ..jobs.errors import HardwareError, ModelError
 from ..jobs.frozen import Frozen, digest
+from ..jobs.pinning import decide_pinning
 from ..jobs.units import parse_bytes
 
 GB = 1e9
@@ -100,10 +101,15 @@ class Budgets(Frozen):
         host_memory: str | int | None = None,
         nvme: str | int | None = None,
     ) -> Budgets:
-        """What the machine offers, unless told otherwise (``"70GB"`` or bytes). Raises InputError for a bad amount."""
+        """What the machine offers, unless told otherwise (``"70GB"`` or bytes). Raises InputError for a bad amount.
+
+        Where not all of the host's memory can be pinned, there is room left for the rings of pinned slabs.
+        """
+        host_bytes = profile.host_memory_bytes if host_memory is None else parse_bytes(host_memory)
+        rings = decide_pinning(host_bytes, profile.pinned_limit_bytes).ring_bytes
         return cls(
             gpu_bytes=profile.gpu_budget_bytes if gpu_memory is None else parse_bytes(gpu_memory),
-            host_bytes=profile.host_memory_bytes if host_memory is None else parse_bytes(host_memory),
+            host_bytes=max(0, host_bytes - rings),
             nvme_bytes=profile.nvme_bytes if nvme is None else parse_bytes(nvme),
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import ProgramError
-from ..head_loss import Logits, RowLoss, loss_with_gradients, row_loss_with_gradients
+from ..head_loss import Logits, RowLoss, Targets, loss_with_gradients, row_loss_with_gradients
 from ..model_facts import ModelFacts
 from ..policy import Op, Policy
 from ..replay import Call, RngState, output_tensors
@@ -111,42 +111,37 @@ class Compute:
     # ---- loss and backward
 
     def loss(
-        self, op: Op, logits: Logits, states: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor, normaliser: float
+        self, op: Op, logits: Logits, states: torch.Tensor, targets: Targets, normaliser: float | torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of flat ``states`` and its gradient for them; those of the head's parameters wait to be scaled."""
         host = self._units[self._head]
         with self._weights.bound(op):
             total, gradient, parameters = loss_with_gradients(
-                logits, states, rows, targets, normaliser, list(host.parameters.values())
+                logits, states, targets.rows, targets.tokens, normaliser, list(host.parameters.values())
             )
         self._in_flight.outgoing[self._head, op.micro] = dict(zip(host.parameters, parameters, strict=True))
         return total, gradient
 
     def row_loss(
-        self,
-        op: Op,
-        logits: Logits,
-        states: torch.Tensor,
-        rows: torch.Tensor,
-        targets: torch.Tensor,
-        shape: Sequence[int],
-        row_loss: RowLoss,
+        self, op: Op, logits: Logits, states: torch.Tensor, targets: Targets, row_loss: RowLoss
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same for a loss of the rows' log-probabilities."""
         host = self._units[self._head]
         with self._weights.bound(op):
             total, gradient, parameters = row_loss_with_gradients(
-                logits, states, rows, targets, shape, row_loss, list(host.parameters.values())
+                logits, states, *targets, row_loss, list(host.parameters.values())
             )
         self._in_flight.outgoing[self._head, op.micro] = dict(zip(host.parameters, parameters, strict=True))
         return total, gradient
 
     def scale_loss(self, op: Op, state_gradient: torch.Tensor, scale: torch.Tensor) -> None:
-        """Scale the head's gradients by that of the loss."""
-        if scale.item() != 1.0:
-            for gradient in (state_gradient, *self._in_flight.outgoing[self._head, op.micro].values()):
-                if gradient is not None:
-                    gradient.mul_(scale)
+        """Scale the head's gradients by that of the loss.
+
+        By one too: it changes no bit, and to look whether it is one, the host would have to wait for the GPU.
+        """
+        for gradient in (state_gradient, *self._in_flight.outgoing[self._head, op.micro].values()):
+            if gradient is not None:
+                gradient.mul_(scale)
 
     def backward(self, op: Op, call: Call, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Run a unit again with a graph; its parameters' gradients wait to leave, those of its inputs are returned."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..head_loss import Logits, RowLoss, loss_only, row_log_probabilities, supervised
+from ..head_loss import Logits, RowLoss, Targets, loss_only, row_log_probabilities
 from ..model_facts import ModelFacts
 from ..policy import UPDATE_PHASE, Op, Policy
 from ..replay import Call
@@ -143,8 +143,8 @@ class Engine:
         self,
         logits: Logits,
         states: torch.Tensor,
-        labels: torch.Tensor,
-        normaliser: float | None,
+        targets: Targets,
+        normaliser: float | torch.Tensor | None,
         row_loss: RowLoss | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss of the step's next micro-batch and its gradient for ``states`` (B, T, H).
@@ -154,12 +154,11 @@ class Engine:
         """
         with self._ticking():
             op = self._run.advance("loss", self.head)
-            rows, targets = supervised(labels)
-            flat, count = states.reshape(-1, states.shape[-1]), normaliser or max(1, len(targets))
+            flat = states.reshape(-1, states.shape[-1])
             if row_loss is None:
-                total, gradient = self._compute.loss(op, logits, flat, rows, targets, count)
+                total, gradient = self._compute.loss(op, logits, flat, targets, _count(targets, normaliser))
             else:
-                total, gradient = self._compute.row_loss(op, logits, flat, rows, targets, labels.shape, row_loss)
+                total, gradient = self._compute.row_loss(op, logits, flat, targets, row_loss)
             self._run.finish(op)
         return total, gradient.view_as(states)
 
@@ -176,18 +175,16 @@ class Engine:
         self,
         logits: Logits,
         states: torch.Tensor,
-        labels: torch.Tensor,
-        normaliser: float | None,
+        targets: Targets,
+        normaliser: float | torch.Tensor | None,
         row_loss: RowLoss | None = None,
     ) -> torch.Tensor:
         """The loss without gradients."""
-        rows, targets = supervised(labels)
         flat = states.reshape(-1, states.shape[-1])
         if row_loss is not None:
-            sums = self.infer(self.head, row_log_probabilities, (logits, flat, rows, targets, labels.shape), {})
-            return row_loss(sums)
-        total = self.infer(self.head, loss_only, (logits, flat, rows, targets), {})
-        return total / (normaliser or max(1, len(targets)))  # type: ignore[no-any-return]
+            return row_loss(self.infer(self.head, row_log_probabilities, (logits, flat, *targets), {}))
+        total = self.infer(self.head, loss_only, (logits, flat, targets.rows, targets.tokens), {})
+        return total / _count(targets, normaliser)  # type: ignore[no-any-return]
 
     def _begin_pass(self, begin: Callable[[], None]) -> None:
         if self._fresh:
@@ -337,3 +334,7 @@ class Engine:
 
     def _is_parked(self, unit: int) -> bool:
         return self._steps.whole is not None and self._transfers.parking.holds_gradient_of(unit)
+
+
+def _count(targets: Targets, normaliser: float | torch.Tensor | None) -> float | torch.Tensor:
+    return max(1, len(targets.tokens)) if normaliser is None else normaliser

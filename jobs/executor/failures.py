@@ -9,11 +9,14 @@ import torch
 
 from ..errors import LazytrainError, OutOfMemory, StepFailed, StorageError
 from ..policy import Op
+from .devices.host import MORE_HOST_MEMORY
 
 _UNITS = {"": 1, "b": 1, "bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _WANTED = re.compile(r"tried to allocate ([\d.]+) ?(bytes|B|KiB|MiB|GiB)?", re.IGNORECASE)
 _HOST = ("DefaultCPUAllocator", "cudaHostAlloc", "cudaHostRegister", "pin memory", "pinned")
 """Words in torch's messages when it is the host that has no memory left."""
+_GPU = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""Words in messages of the driver and of libraries that take GPU memory beside torch's allocator."""
 
 
 def in_compute(error: BaseException) -> BaseException:
@@ -52,9 +55,9 @@ def out_of_memory(error: BaseException) -> OutOfMemory | None:
             requested_bytes=_wanted(text),
             used_bytes=total - free,
             budget_bytes=total,
-            hint="plan with less host memory (plan.host_memory), raise `ulimit -l`, or put more on NVMe",
+            hint=MORE_HOST_MEMORY,
         )
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError) or any(word in text for word in _GPU):
         free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
         return OutOfMemory(tier="gpu", requested_bytes=_wanted(text), used_bytes=total - free, budget_bytes=total)
     return None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..head_loss import Logits, RowLoss
+from ..head_loss import Logits, RowLoss, Targets
 from ..replay import Call
 from .engine import Engine
 
@@ -66,12 +66,12 @@ class StreamedLoss(torch.autograd.Function):
         engine: Engine,
         logits: Logits,
         states: torch.Tensor,
-        labels: torch.Tensor,
-        normaliser: float | None,
+        targets: Targets,
+        normaliser: float | torch.Tensor | None,
         row_loss: RowLoss | None,
     ) -> torch.Tensor:
         ctx.engine = engine
-        loss, ctx.state_gradient = engine.loss(logits, states, labels, normaliser, row_loss)
+        loss, ctx.state_gradient = engine.loss(logits, states, targets, normaliser, row_loss)
         ctx.turn = engine.turn
         return loss
 

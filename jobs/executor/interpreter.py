@@ -144,7 +144,7 @@ class Interpreter:
 
         Who waits for the last of a stream does not wait for those before it, so their failures are looked up.
         """
-        self._events[name].wait()
+        _wait([self._events[name]])
         for event in list(self._events.values()):
             event.raise_failure()
 
@@ -170,11 +170,13 @@ class Interpreter:
         for event in list(self._events.values()):
             with _ignoring_errors():
                 event.wait()
+            event.settle()
 
 
 def _wait(events: Iterable[Event]) -> None:
     for event in events:
         event.wait()
+        event.settle()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from ..effects import Outcome, Places, apply, unit_call
 from ..errors import ProgramError
-from ..head_loss import Logits, RowLoss, forward_in_chunks, log_probabilities_of_rows
+from ..head_loss import Logits, RowLoss, Targets, forward_in_chunks, log_probabilities_of_rows
 from ..replay import Autocast, Call
 from ..structure import LOOSE
 from .engine import Engine
@@ -138,20 +138,20 @@ class StandIns:
         """
         if self._aside:
             return self._model_forward(*args, **kwargs)
-        if labels is not None:
-            kwargs["use_cache"] = False
-        with self._entry(args, kwargs) as (args, kwargs):
-            if labels is None:
+        if labels is None:
+            with self._entry(args, kwargs) as (args, kwargs):
                 return self._model_forward(*args, **kwargs)
+        kwargs["use_cache"], targets = False, Targets.of(labels)
+        with self._entry(args, kwargs) as (args, kwargs):
             if self.engine.facts.loss == "whole" and row_loss is not None:
                 logits = self._model_forward(*args, **kwargs).logits
-                return CausalLMOutput(loss=row_loss(log_probabilities_of_rows(logits, labels.to(self._device))))
+                return CausalLMOutput(loss=row_loss(log_probabilities_of_rows(logits, targets.moved(self._bring))))
             if self.engine.facts.loss == "whole":
                 if num_items_in_batch is not None:
                     kwargs["num_items_in_batch"] = num_items_in_batch
-                return self._model_forward(*args, labels=labels.to(self._device), **kwargs)
+                return self._model_forward(*args, labels=self._bring(labels), **kwargs)
             kwargs.pop("logits_to_keep", None)
-            return self._forward_in_chunks(args, kwargs, labels.to(self._device), num_items_in_batch, row_loss)
+            return self._forward_in_chunks(args, kwargs, labels, targets, num_items_in_batch, row_loss)
 
     def _whole_forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)  # trainers look at its parameters
@@ -175,8 +175,8 @@ class StandIns:
     @contextmanager
     def _entry(self, args: Any, kwargs: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """A forward of the model from outside: gives its arguments, on the device."""
-        args = tuple(_to(self._device, value) for value in args)
-        kwargs = {name: _to(self._device, value) for name, value in kwargs.items()}
+        args = tuple(self._bring(value) for value in args)
+        kwargs = {name: self._bring(value) for name, value in kwargs.items()}
         self._training = torch.is_grad_enabled()
         if self._training:
             kwargs["use_cache"] = False
@@ -201,6 +201,9 @@ class StandIns:
     @property
     def _device(self) -> torch.device:
         return self.engine.device.torch_device
+
+    def _bring(self, value: Any) -> Any:
+        return self.engine.device.bring(value) if isinstance(value, torch.Tensor) else value
 
     def _output_embeddings(self, original: Callable[[], Any]) -> Callable[[], Any]:
         """After a forward of the base model alone, the head's weights for whoever makes the logits from them."""
@@ -233,18 +236,20 @@ class StandIns:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         labels: torch.Tensor,
+        targets: Targets,
         items: Any,
         row_loss: RowLoss | None,
     ) -> CausalLMOutput:
-        normaliser = None if items is None else float(items)
+        labels, normaliser = self._bring(labels), self._normaliser(items)
 
-        def loss(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        def loss(states: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            here = targets.moved(self._bring)
             if torch.is_grad_enabled():
                 streamed: torch.Tensor = StreamedLoss.apply(
-                    self.engine, self._logits, states, labels, normaliser, row_loss
+                    self.engine, self._logits, states, here, normaliser, row_loss
                 )
                 return streamed
-            return self.engine.infer_loss(self._logits, states, labels, normaliser, row_loss)
+            return self.engine.infer_loss(self._logits, states, here, normaliser, row_loss)
 
         self._in_chunks = True
         try:
@@ -252,6 +257,12 @@ class StandIns:
         finally:
             self._in_chunks = False
         return CausalLMOutput(loss=output[0] if isinstance(output, tuple) else output.loss)
+
+    def _normaliser(self, items: Any) -> float | torch.Tensor | None:
+        """The number of supervised tokens of the step, if it is given; where it is on the GPU, nobody looks at it."""
+        if isinstance(items, torch.Tensor) and items.device.type != "cpu":
+            return items.clamp(min=1)
+        return None if items is None else float(items) or None
 
     @contextmanager
     def _with_loose(self) -> Iterator[None]:
@@ -305,7 +316,3 @@ class _HeadToRead:
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
-
-
-def _to(device: torch.device, value: Any) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value

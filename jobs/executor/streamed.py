@@ -18,6 +18,7 @@ from ..model_facts import ModelFacts
 from ..policy import Policy
 from ..structure import LOOSE, own_parameters, path_of
 from ..timeline import Timeline
+from . import failures
 from .devices import Device, Emulated, Event, open_device
 from .engine import Engine
 from .kernels import apply_liger, compile_layers
@@ -65,7 +66,8 @@ def stream(
     The model may be one of ``transformers`` or of ``peft``. Parameters that are frozen now are streamed, and do not
     learn. Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where everything with a home
     on NVMe goes (the system's temporary directory by default). Raises ProgramError if the policy was made for another
-    model or batch, ModelError for what is no model of ``transformers``.
+    model or batch, ModelError for what is no model of ``transformers``, OutOfMemory if the device has no room for the
+    weight slots, or the host for the weights: the model is then as it was.
 
     ``compile`` compiles the layers (True: by torch's default backend; or a backend's name), ``liger`` gives them
     Liger's fused kernels; both change results by rounding, and `kernels` says what they cost and when they are refused.
@@ -89,9 +91,26 @@ def stream(
         compile_layers(inner, facts, policy, "inductor" if compile is True else compile, patches)
     directory = Path(nvme_directory or tempfile.gettempdir())
     states = NvmeFile(directory) if optimizer is not None and policy.optimizer_home == "nvme" else None
-    units = _host_units(inner, facts, policy, optimizer, opened, states)
-    engine = Engine(facts, policy, units, opened, optimizer, directory, debug=debug)
+    units: list[HostUnit] = []
+    try:
+        units += _host_units(inner, facts, policy, optimizer, opened, states)
+        for unit, known in zip(units, facts.units, strict=True):
+            if not known.shares_weights_with:
+                unit.weights.streamed = opened.adopt(unit.weights.streamed)
+        engine = Engine(facts, policy, units, opened, optimizer, directory, debug=debug)
+    except BaseException as error:
+        _give_back(units, opened, states, patches)
+        raise failures.in_compute(error) from error.__cause__
     return Streamed(model, engine, opened, optimizer, states, patches)
+
+
+def _give_back(units: list[HostUnit], device: Device, states: NvmeFile | None, patches: Patches) -> None:
+    patches.undo()
+    for unit in units:
+        unit.bind(unit.weights.streamed)
+    device.close()
+    if states is not None:
+        states.close()
 
 
 def _host_units(
@@ -119,8 +138,6 @@ def _host_units(
             units[unit.name].unbind(torch.device("cpu"))  # free the original as soon as it was taken over
         if states is not None and unit.name in parked and unit.gradient_bytes:
             units[unit.name].park(states)
-        if owner is None:
-            units[unit.name].weights.streamed = device.adopt(units[unit.name].weights.streamed)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(device.torch_device)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from ..checkpoint import Checkpoint, random_state, set_random_state
 from ..data import Batch, collate, pad_id
 from ..executor import Streamed
@@ -164,15 +166,15 @@ class Loop:
         """Forward and backward of all micro-batches; the step's loss and what else the objective knows of it."""
         parts = list(batch.split(self.setup.micro_batch))
         self.streamed.accumulation = len(parts)
-        loss, figures = 0.0, Counter[str]()
+        losses, figures = list[torch.Tensor](), Counter[str]()
         for part in parts:
             self._on_point("forward")
             output = self.setup.objective.forward(self.streamed, part, batch)
             self._on_point("backward")
             output.loss.backward()
-            loss += output.loss.item()
+            losses.append(output.loss.detach())
             figures.update(output.metrics)  # adds
-        return loss, dict(figures)
+        return sum(loss.item() for loss in losses), dict(figures)  # asking earlier would wait for the GPU each time
 
     # ---- when it ends
 

@@ -13,6 +13,7 @@ from ...schedulers.hardware import HardwareProfile
 from . import rates
 from .disk import DiskTier, probe_disk
 from .memory import HostMemory, host_memory
+from .pinning import pinned_limit
 
 _DISK_SHARE = 0.5
 """Share of the free disk space that boundaries may take."""
@@ -29,6 +30,7 @@ class Instruments:
     update_parameters_s: Callable[[], float] = rates.update_parameters_s
     link_bytes_s: Callable[[torch.device], tuple[float, float]] = rates.link_bytes_s
     operation_overhead_s: Callable[..., float] = rates.operation_overhead_s
+    pinned_limit_bytes: Callable[[HostMemory, torch.device], int | None] = pinned_limit
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def measure(
     if base is not None and base.device == "emulated":
         found = _emulated(base, use, disk)
     elif torch.cuda.is_available():
-        found = _cuda(use, disk)
+        found = _cuda(use, disk, memory)
     elif base is not None and base.device == "cuda":
         raise HardwareError(f"{base.name} is to be measured, but this machine has no CUDA device")
     else:
@@ -84,7 +86,7 @@ def _emulated(base: HardwareProfile, use: Instruments, disk: DiskTier | None) ->
     }
 
 
-def _cuda(use: Instruments, disk: DiskTier | None) -> dict[str, object]:
+def _cuda(use: Instruments, disk: DiskTier | None, memory: HostMemory) -> dict[str, object]:
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
     free, _ = torch.cuda.mem_get_info(device)
@@ -97,6 +99,7 @@ def _cuda(use: Instruments, disk: DiskTier | None) -> dict[str, object]:
         **_compute(use, device),
         "h2d_bytes_s": there,
         "d2h_bytes_s": back,
+        "pinned_limit_bytes": use.pinned_limit_bytes(memory, device),
         **_disk_fields(disk),
     }
 

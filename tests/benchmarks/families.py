@@ -1,6 +1,6 @@
 """Streams a small random model of every causal-LM architecture that transformers knows, against plain PyTorch.
 
-    python tests/benchmarks/families.py [--quick] [--json] [--only NAME ...]
+    python tests/benchmarks/families.py [--quick] [--json] [--only NAME ...] [--resume FILE]
 
 Each architecture's own configuration is scaled down by the names of its keys, and its model gets random weights. Two
 batches of padded rows go through plain PyTorch and, under a policy drawn at random (homes of boundaries, recompute,
@@ -13,6 +13,9 @@ internals, resident layers), through the streamed model, in float32 and training
 
 ``refused`` are those that raise a typed error, with its text; ``unavailable`` those that plain PyTorch could not run
 from a scaled-down configuration or on text alone; everything else is ``wrong``.
+
+A whole sweep takes ten minutes. With ``--resume`` each result is added to a file as a line of JSON, and what the file
+has already is not run again.
 """
 
 from __future__ import annotations
@@ -30,11 +33,13 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
+from resume import Kept
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, set_seed
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
@@ -389,17 +394,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"every {QUICK}th architecture")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--only", nargs="+", default=[], help="run these architectures")
+    parser.add_argument("--resume", type=Path, help="file that keeps results, and gives those it has")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="architectures that run at once")
     options = parser.parse_args()
-    rows = []
     names = options.only or architectures()[:: QUICK if options.quick else 1]
-    with ThreadPool(WORKERS) as pool:
-        for row in pool.imap(check_apart, names):
+    kept, rows = Kept(options.resume), []
+    with ThreadPool(options.workers) as pool:
+        for row in pool.imap(lambda name: kept.result(name, lambda: check_apart(name)), names):
             rows.append(row)
-            name = row["architecture"]
-            print(
-                f"{name:32} {row['status']:12} {row.get('reason', row.get('error'))} {row['seconds']} s",
-                file=sys.stderr,
-            )
+            told = f"{row['status']:12} {row.get('reason', row.get('error'))} {row['seconds']} s"
+            print(f"{row['architecture']:32} {told}", file=sys.stderr)
     result = summary(rows)
     if options.json:
         json.dump(result, sys.stdout, indent=1)

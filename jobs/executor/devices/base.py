@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -21,15 +22,23 @@ Work = Callable[[], None]
 class Event:
     """Marks the end of one piece of work. Waiting for it raises what the work raised."""
 
-    def __init__(self) -> None:
+    def __init__(self, lent: Lent | None = None, number: int = 0) -> None:
+        """``number`` is that of the work in what its stream was lent."""
         self._ended = threading.Event()
         self._error: BaseException | None = None
+        self._lent, self._number = lent, number
 
     def wait(self) -> None:
         """Block the calling thread until the work has ended."""
         self._ended.wait()
         if self._error is not None:
             raise self._error
+
+    def settle(self) -> None:
+        """What the work read, and what all work that it had waited for read, may be freed: the program has come to a
+        wait for its end."""
+        if self._lent is not None:
+            self._lent.release(self._number)
 
     @property
     def has_ended(self) -> bool:
@@ -52,6 +61,42 @@ class Event:
         event = cls()
         event.end(error)
         return event
+
+
+class Lent:
+    """Device memory that the copies of one stream read, held until compute, or the host, waits for their end.
+
+    So memory is free when the program says so, whatever the speed of the link. It is not free when a copy has ended:
+    on a GPU the host is far ahead of it and does not know.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._arriving: list[torch.Tensor] = []
+        self._held: deque[tuple[int, list[torch.Tensor], Sequence[Event]]] = deque()
+        self._lock = threading.Lock()
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Keep ``tensor`` until the end of the work that is submitted next has been waited for."""
+        self._arriving.append(tensor)
+
+    def submitted(self, after: Sequence[Event]) -> int:
+        """The number of a piece of work that waits for others."""
+        self._count += 1
+        with self._lock:
+            self._held.append((self._count, self._arriving, after))
+        self._arriving = []
+        return self._count
+
+    def release(self, number: int | None = None) -> None:
+        """Let go of what work up to ``number`` reads (None: all), and of all that it had waited for."""
+        gone = []
+        with self._lock:
+            while self._held and (number is None or self._held[0][0] <= number):
+                gone.append(self._held.popleft())
+        for _, _, before in gone:  # outside the lock, because freeing and settling run code of others
+            for event in before:
+                event.settle()
 
 
 class Recorder:
@@ -111,20 +156,27 @@ class ThreadStream(Stream):
 
     def __init__(self, name: str, recorder: Recorder, bytes_per_s: float | None = None) -> None:
         self.name, self.bytes_per_s, self._recorder = name, bytes_per_s, recorder
+        self.lent = Lent()
         self._queue: queue.SimpleQueue[tuple[str, Work, Sequence[Event], int, Event] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"lazytrain-{name}", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a thread that is still alive then would abort the process
 
     def submit(self, name: str, work: Work, after: Sequence[Event], nbytes: int = 0) -> Event:
-        event = Event()
-        self._queue.put((name, work, tuple(after), nbytes, event))
+        before = tuple(after)
+        event = Event(self.lent, self.lent.submitted(before))
+        self._queue.put((name, work, before, nbytes, event))
         return event
+
+    def feed(self, name: str, work: Work) -> None:
+        """Run ``work`` in its turn; nobody waits for it."""
+        self._queue.put((name, work, (), 0, Event()))
 
     def close(self) -> None:
         atexit.unregister(self.close)
         self._queue.put(None)
         self._thread.join()
+        self.lent.release()
 
     def _run(self) -> None:
         torch.set_num_threads(1)  # the cores belong to the compute thread
@@ -172,6 +224,10 @@ class Device(ABC):
         """A flat host tensor, or a copy of it in memory that the links reach directly."""
         return tensor
 
+    def bring(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the user's on the device, in the order of the stream that is current; itself if it is there."""
+        return tensor.to(self.torch_device)
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy between host and device, in the order of the stream whose work this is part of."""
         target.copy_(source, non_blocking=True)
@@ -199,7 +255,8 @@ class Device(ABC):
 
     @abstractmethod
     def lend(self, tensor: torch.Tensor, stream: str) -> None:
-        """Keep ``tensor`` from being freed before the copy that ``stream`` is given next has ended."""
+        """Keep ``tensor`` from being freed before compute, or the host, waits for the copy that ``stream`` is given
+        next."""
 
     @property
     @abstractmethod

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+from ...errors import OutOfMemory
 from ...memory import StorageTracker
 from .base import Device, Event, InlineStream, Stream, ThreadStream
-from .host import page_aligned
+from .host import MORE_HOST_MEMORY, page_aligned
 
 STREAM_NAMES = ("h2d", "d2h", "nvme_read", "nvme_write", "cpu")
 
@@ -24,6 +26,8 @@ class Emulated:
     d2h_bytes_s: float | None = None
     nvme_read_bytes_s: float | None = None
     nvme_write_bytes_s: float | None = None
+    host_memory_bytes: int | None = None
+    """What the links reach of the host's memory may be so large (None: as large as it gets)."""
 
 
 class CpuDevice(Device):
@@ -82,6 +86,7 @@ class EmulatedDevice(CpuDevice):
     def __init__(self, gpu: Emulated) -> None:
         super().__init__()
         self._tracker, self._counts = StorageTracker(gpu.memory_bytes), True
+        self._host = HostBudget(gpu.host_memory_bytes)
         threads = torch.get_num_threads()
         rates = {
             "h2d": gpu.h2d_bytes_s,
@@ -90,7 +95,51 @@ class EmulatedDevice(CpuDevice):
             "nvme_write": gpu.nvme_write_bytes_s,
             "cpu": None,
         }
-        self.streams = {name: ThreadStream(name, self.recorder, rate) for name, rate in rates.items()}
-        for stream in self.streams.values():  # each has started and taken one thread ...
+        self.links = {name: ThreadStream(name, self.recorder, rate) for name, rate in rates.items()}
+        self.streams = {**self.links}
+        for stream in self.links.values():  # each has started and taken one thread ...
             stream.submit("start", lambda: None, ()).wait()
         torch.set_num_threads(threads)  # ... which some BLAS libraries apply to the whole process
+
+    def compute_waits(self, event: Event) -> None:
+        event.wait()
+        event.settle()
+
+    def lend(self, tensor: torch.Tensor, stream: str) -> None:
+        if stream == "d2h":  # a target of h2d is not freed before compute has waited for its copy
+            self.links[stream].lent.hold(tensor)
+
+    def host_empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        self._host.check(numel * dtype.itemsize)
+        tensor = super().host_empty(numel, dtype)
+        self._host.count(tensor)
+        return tensor
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._host.check(tensor.nbytes)
+        self._host.count(tensor)
+        return tensor
+
+
+class HostBudget:
+    """Counts host memory until it is freed."""
+
+    def __init__(self, budget_bytes: int | None) -> None:
+        self.budget_bytes, self.used_bytes = budget_bytes, 0
+
+    def check(self, nbytes: int) -> None:
+        """Raise OutOfMemory if there is no room for so much more."""
+        if self.budget_bytes is not None and self.used_bytes + nbytes > self.budget_bytes:
+            raise OutOfMemory(
+                tier="host", requested_bytes=nbytes, used_bytes=self.used_bytes, budget_bytes=self.budget_bytes,
+                hint=MORE_HOST_MEMORY,
+            )  # fmt: skip
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Count the tensor's storage as long as anybody holds it."""
+        storage = tensor.untyped_storage()
+        self.used_bytes += storage.nbytes()
+        weakref.finalize(storage, self._forget, storage.nbytes()).atexit = False
+
+    def _forget(self, nbytes: int) -> None:
+        self.used_bytes -= nbytes

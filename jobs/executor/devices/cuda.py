@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
@@ -23,7 +21,7 @@ import torch
 
 from ...errors import HardwareError
 from ...timeline import Span
-from .base import Device, Event, Recorder, Stream, ThreadStream, Work
+from .base import Device, Event, Lent, Recorder, Stream, ThreadStream, Work
 from .cores import stay_on
 from .host import numa_node_of
 from .pinned import PinnedMemory, SlabRing, make_ring
@@ -36,26 +34,18 @@ _PORTABLE = 1
 class CudaEvent(Event):
     """An event on the GPU. The host waits until it is recorded and reached; a CUDA stream need only wait on the GPU."""
 
-    def __init__(self, stream: CudaStream | None = None, number: int = 0) -> None:
-        """``number`` counts the work of ``stream``, which holds what its copies read until they have ended."""
-        super().__init__()
+    def __init__(self, lent: Lent | None = None, number: int = 0) -> None:
+        super().__init__(lent, number)
         self.gpu = torch.cuda.Event(blocking=True)  # a waiting thread sleeps: the cores belong to the optimizer
-        self._stream, self._number = stream, number
 
     def wait(self) -> None:
         super().wait()
         self.gpu.synchronize()
-        self.settle()
 
     def hold(self, stream: torch.cuda.Stream) -> None:
         """Make ``stream`` wait for this event without blocking the host longer than until it is recorded."""
         super().wait()
         stream.wait_event(self.gpu)
-
-    def settle(self) -> None:
-        """What the work read may be freed: compute, or the host, has waited for its end."""
-        if self._stream is not None:
-            self._stream.release(self._number)
 
 
 class CudaStream(Stream):
@@ -63,34 +53,13 @@ class CudaStream(Stream):
 
     def __init__(self, name: str, recorder: CudaRecorder, device: torch.device) -> None:
         self.name, self._recorder = name, recorder
-        self.stream = torch.cuda.Stream(device)
+        self.stream, self.lent = torch.cuda.Stream(device), Lent()
         self._feeder = ThreadStream(name, Recorder())  # spans are those of the GPU, not of its feeder
-        self._count = 0
-        self._arriving: list[torch.Tensor] = []
-        self._held: deque[tuple[int, list[torch.Tensor], list[CudaEvent]]] = deque()
-        self._lock = threading.Lock()
-
-    def hold(self, tensor: torch.Tensor) -> None:
-        """Keep ``tensor`` until the end of the work that is submitted next has been waited for."""
-        self._arriving.append(tensor)
-
-    def release(self, number: int) -> None:
-        """Let go of everything that work up to ``number`` reads, and all work that it had waited for."""
-        gone = []
-        with self._lock:
-            while self._held and self._held[0][0] <= number:
-                gone.append(self._held.popleft())
-        for _, _, before in gone:  # outside the lock, because freeing and settling run code of others
-            for event in before:
-                event.settle()
 
     def submit(self, name: str, work: Work, after: Sequence[Event], nbytes: int = 0) -> Event:
-        self._count += 1
-        event = CudaEvent(self, self._count)
-        with self._lock:
-            self._held.append((self._count, self._arriving, [e for e in after if isinstance(e, CudaEvent)]))
-        self._arriving = []
-        given = [(work, tuple(after))]
+        before = tuple(after)
+        event = CudaEvent(self.lent, self.lent.submitted(before))
+        given = [(work, before)]
 
         def run() -> None:
             try:
@@ -100,7 +69,7 @@ class CudaStream(Stream):
                 raise
             event.end()
 
-        self._feeder.submit(name, run, (), nbytes)
+        self._feeder.feed(name, run)
         return event
 
     def _enqueue(self, name: str, work: Work, after: tuple[Event, ...], nbytes: int, event: CudaEvent) -> None:
@@ -118,7 +87,7 @@ class CudaStream(Stream):
     def close(self) -> None:
         self._feeder.close()
         self.stream.synchronize()
-        self.release(self._count)
+        self.lent.release()
 
 
 class CudaRecorder(Recorder):
@@ -231,6 +200,13 @@ class CudaDevice(Device):
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.host_empty(tensor.numel(), tensor.dtype).copy_(tensor)
 
+    def bring(self, tensor: torch.Tensor) -> torch.Tensor:
+        """By way of pinned memory, else the host would wait for all that the stream was given before."""
+        if tensor.device == self.torch_device:
+            return tensor
+        staged = tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
+        return staged.to(self.torch_device, non_blocking=True)
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """What is not pinned passes through slabs, and so does what changes its dtype, which would take GPU memory."""
         to_device = target.is_cuda
@@ -270,9 +246,9 @@ class CudaDevice(Device):
     def compute_waits(self, event: Event) -> None:
         if isinstance(event, CudaEvent):
             event.hold(self._compute)
-            event.settle()
         else:
             event.wait()
+        event.settle()
 
     def compute_event(self) -> Event:
         event = CudaEvent()
@@ -288,7 +264,7 @@ class CudaDevice(Device):
 
     def lend(self, tensor: torch.Tensor, stream: str) -> None:
         if stream == "d2h":  # a target of h2d is not freed before compute has waited for its copy
-            self._copies[stream].hold(tensor)
+            self._copies[stream].lent.hold(tensor)
 
     @property
     def peak_bytes(self) -> int:

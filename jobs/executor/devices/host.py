@@ -18,6 +18,8 @@ from .cores import numbers
 log = logging.getLogger(__name__)
 
 PAGE = mmap.PAGESIZE
+MORE_HOST_MEMORY = "plan with less host memory (plan.host_memory), raise `ulimit -l`, or put more on NVMe"
+"""What to do where the host has no memory left."""
 _MBIND = {"x86_64": 237, "aarch64": 235}
 """Number of the system call ``mbind`` (Linux: arch/x86/entry/syscalls/syscall_64.tbl, uapi/asm-generic/unistd.h)."""
 _MPOL_PREFERRED = 1
@@ -31,11 +33,11 @@ def page_aligned(
 
     Torch's pinned allocator would round to a power of two. With ``node``, pages come from that NUMA node when they are
     first touched, if it has room. ``before_free`` is called with the address when nobody holds the memory any more and
-    it is about to be unmapped.
+    it is about to be unmapped. Raises MemoryError.
     """
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    memory = mmap.mmap(-1, -(-nbytes // PAGE) * PAGE)
+    memory = _mapped(-(-nbytes // PAGE) * PAGE)
     held = (ctypes.c_ubyte * nbytes).from_buffer(memory)  # the tensor's storage holds it
     tensor = torch.frombuffer(held, dtype=torch.uint8)
     if node is not None:
@@ -44,6 +46,13 @@ def page_aligned(
         finalizer = weakref.finalize(held, _free, memory, before_free, tensor.data_ptr())
         finalizer.atexit = False  # the process's end gives everything back
     return tensor
+
+
+def _mapped(nbytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, nbytes)
+    except OSError as error:
+        raise MemoryError(f"tried to allocate {nbytes} bytes of host memory: {error.strerror}") from error
 
 
 def _free(memory: mmap.mmap, before_free: Callable[[int], None], address: int) -> None:

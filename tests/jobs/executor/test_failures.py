@@ -85,6 +85,21 @@ FAILURES = {
     "weights copy": (fail_work("load", ZeroDivisionError("odd")), StepFailed, {"stream": "h2d"}),
     "norm": (fail_work("norm", ValueError("odd")), StepFailed, {"stream": "cpu"}),
     "host memory": (fail_work("accumulate", NO_HOST_MEMORY), OutOfMemory, {"tier": "host", "requested_bytes": 4096}),
+    "no pages left": (
+        fail_work("offload", MemoryError("tried to allocate 8192 bytes of host memory: Cannot allocate memory")),
+        OutOfMemory,
+        {"tier": "host", "requested_bytes": 8192},
+    ),
+    "pinning refused": (
+        fail_work("gradient", RuntimeError("CUDA error: cudaHostRegister failed: out of memory")),
+        OutOfMemory,
+        {"tier": "host"},
+    ),
+    "a library's device memory": (
+        fail_work("load", RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
+        OutOfMemory,
+        {"tier": "gpu"},
+    ),
     "device memory": (
         fail_work("reload", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has")),
         OutOfMemory,
@@ -130,3 +145,36 @@ def test_the_models_own_errors_stay_what_they_are(streamed, make_batch):
         step(streamed, make_batch)
     handle.remove()
     assert step(streamed, make_batch).step == 2
+
+
+def test_host_memory_that_the_links_reach_runs_out_with_its_tier(make_model, facts_of, make_batch):
+    """A step that needs more pinned memory than there is ends typed; a smaller one goes on from the same weights."""
+    facts, gpu = facts_of("llama"), 1 << 30
+    policy = Policy.from_homes(facts, HOMES, accumulation=1)
+    weights = sum(unit.weight_bytes for unit in facts.units if not unit.shares_weights_with)
+    room = Emulated(memory_bytes=gpu, host_memory_bytes=weights + facts.boundary_bytes[1])
+    model, optimizer = make_model("llama"), HybridAdamW(lr=1e-2)
+    with stream(model, policy, device=room, optimizer=optimizer, facts=facts) as opened:
+        before = states(opened)
+        with pytest.raises(OutOfMemory) as caught:
+            opened.model(**make_batch(0)).loss.backward()
+        assert caught.value.tier == "host"
+        assert caught.value.requested_bytes > 0
+        assert caught.value.budget_bytes == room.host_memory_bytes
+        assert "plan.host_memory" in caught.value.hint
+        after = states(opened)
+        assert all(torch.equal(t, after[unit][name]) for unit, state in before.items() for name, t in state.items())
+        opened.device._host.budget_bytes = None
+        opened.model(**make_batch(0)).loss.backward()
+        assert opened.step().step == 1
+
+
+@pytest.mark.parametrize("room", [{"memory_bytes": 1000}, {"memory_bytes": 1 << 30, "host_memory_bytes": 1000}])
+def test_a_device_without_room_for_the_weights_leaves_the_model_as_it_was(room, make_model, facts_of, make_batch):
+    model, facts = make_model("llama"), facts_of("llama")
+    wanted = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(OutOfMemory) as caught:
+        stream(model, Policy.from_homes(facts, HOMES), device=Emulated(**room), facts=facts)
+    assert caught.value.tier == ("host" if "host_memory_bytes" in room else "gpu")
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
+    model(**make_batch(0)).loss.backward()

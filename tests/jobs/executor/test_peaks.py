@@ -109,6 +109,22 @@ def test_a_device_of_the_promised_size_is_never_out_of_memory(seed, make_model, 
             streamed.gradients()
 
 
+@pytest.mark.parametrize("bytes_s", [None, 2e7])
+def test_the_peak_is_the_promise_on_links_of_any_speed(bytes_s, make_model, facts_of):
+    """Copies in flight hold their memory until compute waits for them, however early they have ended."""
+    facts, model = facts_of("llama"), make_model("llama")
+    layers = tuple(LayerPolicy(index=i, internals="matmuls", internals_home="host") for i in range(5))
+    policy = Policy.from_homes(facts, ["gpu"] * 6, weight_slots=3).model_copy(update={"layers": layers})
+    gpu = Emulated(memory_bytes=1 << 30, h2d_bytes_s=bytes_s, d2h_bytes_s=bytes_s)
+    batch = padded_batch(model, 3, 17, 50)
+    with stream(model, policy, device=gpu, facts=facts) as streamed:
+        for _ in range(2):
+            loss = streamed.model(**batch).loss
+            loss.backward()
+            streamed.gradients()
+        assert streamed.device.peak_bytes == pytest.approx(lower(policy, facts).peak_bytes("gpu"), rel=0.03)
+
+
 def test_backward_frees_what_a_graph_kept_as_it_goes():
     """Autograd keeps the hook that packed a saved tensor, and with it whatever that refers to."""
     layer = torch.nn.Sequential(

@@ -192,6 +192,9 @@ def test_waiting_for_later_work_of_the_stream_lets_go_of_earlier_sources(device)
     del source, sources
     events[1].wait()
     gc.collect()
+    assert all(ref() is not None for ref in gone)  # a stream's thread that waits is not yet the program
+    events[1].settle()
+    gc.collect()
     assert [ref() is None for ref in gone] == [True, True, False]
 
 

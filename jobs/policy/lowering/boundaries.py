@@ -1,0 +1,75 @@
+"""Boundaries that leave the GPU after their layer's forward and come back before its backward."""
+
+from __future__ import annotations
+
+from ..artifact import Home
+from .draft import Compute, Draft
+from .leaving import Leaving
+from .weights import Loads
+
+NVME_STAGING = 2
+"""Host buffers through which boundaries pass on their way to NVMe and back."""
+
+
+class Boundaries:
+    """Places offloads, writes, reads and reloads, in the order of compute."""
+
+    def __init__(self, draft: Draft, loads: Loads, leaving: Leaving) -> None:
+        self._draft, self._loads, self._leaving = draft, loads, leaving
+        self._staged: list[str] = []  # for each use of an NVMe staging buffer, what ends it
+        self._staged_at = 0  # they are taken in the order of the program
+
+    def place(self, position: int, compute: Compute) -> None:
+        """Move the operation's boundary, if its home is not the GPU."""
+        home = self._draft.home(compute.unit)
+        if home not in ("host", "nvme") or self._draft.evaluates(compute):
+            return
+        reload = self._draft.id("reload", compute.unit, compute.micro)
+        if compute.kind == "forward":
+            self._place_offload(position, compute, home)
+        elif compute.kind == "recompute" or reload not in self._draft.placed_at:
+            self._place_reload(compute, home)
+
+    def _place_offload(self, position: int, compute: Compute, home: Home) -> None:
+        """Copy a boundary out while the layer that reads it computes; write it on to NVMe if it lives there."""
+        draft, size = self._draft, self._draft.boundary_bytes(compute.unit)
+        after = [draft.computes[position - 1].id]
+        if home == "nvme" and len(self._staged) >= NVME_STAGING:
+            after.append(self._staged[-NVME_STAGING])
+        offload = draft.transfer(position, "offload", "d2h", compute, size, after)
+        self._leaving.begin("offload", position, offload)
+        if home == "nvme":
+            self._staged_at = position
+            self._staged.append(draft.transfer(position, "write", "nvme_write", compute, size, [offload]))
+
+    def _place_reload(self, compute: Compute, home: Home) -> None:
+        """Bring a boundary back to the GPU as many layers ahead as there are weight slots."""
+        draft, unit, micro = self._draft, compute.unit, compute.micro
+        size = draft.boundary_bytes(unit)
+        forward = draft.position.get(draft.id("forward", unit, micro), -1)
+        freed_at = max(self._loads.layers_ago(), forward)
+        stored = draft.id("offload", unit, micro)
+        if home == "nvme":
+            freed_at = max(freed_at, draft.end_of_forward(micro) - 1)
+            stored = self._place_read(compute, size)
+        at = max(freed_at + 1, draft.placed_at.get(stored, 0))
+        reload = draft.transfer(at, "reload", "h2d", compute, size, [stored, *draft.freed_by(freed_at)])
+        compute.after.append(reload)
+        draft.hold(f"boundary.{reload}", "gpu", size, reload, draft.id("backward", unit, micro))
+        if home == "nvme":
+            draft.hold(f"boundary.{stored}", "nvme", size, draft.id("write", unit, micro), stored)
+        else:
+            draft.hold(f"boundary.{stored}", "host", size, stored, reload)
+
+    def _place_read(self, compute: Compute, size: int) -> str:
+        """Read into a host staging buffer once the forward is over and a buffer is empty."""
+        draft = self._draft
+        at, after = draft.end_of_forward(compute.micro), []
+        if len(self._staged) >= NVME_STAGING:
+            after = [self._staged[-NVME_STAGING]]
+            at = max(at, draft.placed_at[after[0]], self._staged_at)
+        self._staged_at = at
+        write = draft.id("write", compute.unit, compute.micro)
+        read = draft.transfer(at, "read", "nvme_read", compute, size, [write, *after])
+        self._staged.append(draft.id("reload", compute.unit, compute.micro))
+        return read
