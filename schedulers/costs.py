@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from typing import Final
 
 from ..jobs.model_facts import Internals, ModelFacts, UnitFacts
+from ..jobs.optimizer_bytes import OptimizerOptions
 from ..jobs.pinning import decide_pinning
-from ..jobs.policy import MASTER_BYTES, STATE_BYTES, Op, Parked, Policy, Program, lower
+from ..jobs.policy import Op, Parked, Policy, Program, lower
 from ..jobs.policy.artifact import Home
 from .hardware import BYTES_PER_UPDATE, HardwareProfile
 
@@ -97,18 +100,41 @@ def host_bytes(
     return {**state, "activations": on_host - staging, "staging": staging + rings}
 
 
-def state_bytes(facts: ModelFacts, policy: Policy | None = None) -> dict[str, int]:
-    """Bytes of the model's state on the host; without a ``policy``, with none of it on NVMe."""
+def state_bytes(
+    facts: ModelFacts,
+    policy: Policy | None = None,
+    *,
+    accumulation: int = 1,
+    optimizer: OptimizerOptions | None = None,
+) -> dict[str, int]:
+    """Bytes of the model's state on the host.
+
+    Micro-batches, the optimizer's options and what is on NVMe are the policy's; without one, ``accumulation`` and
+    ``optimizer`` say the first two and nothing is on NVMe. A gradient to which more than one micro-batch or layer
+    contributes is summed up in float32.
+    """
+    if policy is not None:
+        accumulation, optimizer = policy.accumulation, policy.optimizer
     parked = Parked.of(policy, facts) if policy else Parked({}, frozenset())
+    each = (optimizer or OptimizerOptions()).bytes_per_parameter(facts.element_bytes)
     learning = [unit.gradient_bytes // facts.element_bytes for unit in facts.units]
     with_state = facts.trainable_parameters - sum(learning[unit] for unit in parked.state)
-    with_gradient = facts.trainable_parameters - sum(learning[unit] for unit in parked.gradients)
     return {
         "weights": facts.parameters * facts.element_bytes,
-        "master": with_state * (MASTER_BYTES - facts.element_bytes),
-        "optimizer_state": round(with_state * STATE_BYTES),
-        "gradients": with_gradient * facts.element_bytes,
+        "master": round(with_state * each["master"]),
+        "optimizer_state": round(with_state * each["optimizer_state"]),
+        "gradients": _gradient_bytes(facts, accumulation, parked.gradients),
     }
+
+
+def _gradient_bytes(facts: ModelFacts, accumulation: int, parked: Collection[int]) -> int:
+    """Bytes of the gradients on the host, without those of the units ``parked``."""
+    contributors = Counter(unit.shares_weights_with or unit.name for unit in facts.units if unit.gradient_bytes)
+    return sum(
+        unit.trainable_parameters * (facts.element_bytes if contributors[unit.name] * accumulation == 1 else 4)
+        for number, unit in enumerate(facts.units)
+        if unit.gradient_bytes and not unit.shares_weights_with and number not in parked
+    )
 
 
 def staging_bytes(facts: ModelFacts, home: Home, accumulation: int = 1) -> int:

@@ -16,11 +16,9 @@ from typing import Any, Final
 
 from ortools.math_opt.python import mathopt
 
-from ...jobs.model_facts import ModelFacts
-from ...jobs.policy.parked import parked_state_bytes
-from ..costs import LINK_RATES, state_bytes
+from ..costs import LINK_RATES
 from .choices import Choices, Problem, Shape
-from .counts import Counts, parkable
+from .counts import Counts, parked_sizes
 from .loose import MOST_SEEN, Family, LooseTiming
 from .paper import run_solver, status_of
 
@@ -96,7 +94,7 @@ def bound_of(
     """
     model = mathopt.Model(name="lazytrain-bound")
     few = min(MOST_SEEN, accumulation)
-    parked = min(problem.budgets.nvme_bytes, parkable_bytes(problem.facts))
+    parked = min(problem.budgets.nvme_bytes, sum(parked_sizes(problem)))
     seen = replace(problem, shape=family.smallest, residents=family.residents, accumulation=few, parked_bytes=parked)
     choices = Choices(model, seen, whole=False)
     timing = LooseTiming(choices, family, accumulation)
@@ -112,16 +110,10 @@ def bound_of(
     return Bound(family, bound_s, counts)
 
 
-def parkable_bytes(facts: ModelFacts) -> int:
-    """Bytes of optimizer state and gradients that may go to NVMe."""
-    layers = [facts.layers[i] for i in parkable(facts)]
-    return sum(parked_state_bytes(layer, facts) + layer.gradient_bytes for layer in layers)
-
-
 def parking_seconds(problem: Problem) -> float:
     """What state does not fit the host is read from NVMe and written back in every step."""
     profile = problem.profile
-    beyond = sum(state_bytes(problem.facts).values()) - problem.budgets.host_bytes
+    beyond = problem.state_bytes - problem.budgets.host_bytes
     return max(0.0, beyond / min(profile.nvme_read_bytes_s, profile.nvme_write_bytes_s))
 
 

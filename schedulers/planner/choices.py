@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from ortools.math_opt.python import mathopt
 
 from ...jobs.model_facts import ModelFacts
+from ...jobs.optimizer_bytes import OptimizerOptions
 from ...jobs.policy import LayerPolicy, Policy
 from ...jobs.policy.artifact import Home
 from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING
@@ -50,6 +51,12 @@ class Problem:
     """Fewest and most layers that stay on the GPU beside those of the shape, any of them, as the solver likes."""
     parked_bytes: int = 0
     """Host memory that optimizer state on NVMe would give back."""
+    optimizer: OptimizerOptions = OptimizerOptions()
+
+    @property
+    def state_bytes(self) -> int:
+        """Host memory that the model's state takes with nothing on NVMe."""
+        return sum(state_bytes(self.facts, accumulation=self.accumulation, optimizer=self.optimizer).values())
 
 
 class Choices:
@@ -95,7 +102,7 @@ class Choices:
 
     def _rooms(self) -> tuple[int, int]:
         budgets = self.problem.budgets
-        free = budgets.host_bytes - sum(state_bytes(self.facts).values()) + self.problem.parked_bytes
+        free = budgets.host_bytes - self.problem.state_bytes + self.problem.parked_bytes
         host = free - staging_bytes(self.facts, "host", self.problem.accumulation)
         self.nvme_staging = NVME_STAGING * self.unit
         return max(0, host), budgets.nvme_bytes if host >= self.nvme_staging else 0

@@ -13,7 +13,7 @@ from ...jobs.policy import Policy, lower
 from ..baselines import shortages
 from ..simulator import step_seconds
 from .choices import INTERNALS_HOMES, KEPT, Kept, sorts_of
-from .counts import LAYOUTS, Counts, Key, parked_bytes, place
+from .counts import LAYOUTS, Counts, Key, parked_sizes, place
 from .floor import Floor
 from .search import Question
 
@@ -51,6 +51,7 @@ class Climb:
     def offer(self, policy: Policy) -> dict[str, int] | None:
         """Take a policy if it is faster than the best and fits; what it is short of if only memory is in its way."""
         question = self.question
+        policy = question.own(policy)
         program = lower(policy, question.facts)
         self.simulated += 1
         step_s = step_seconds(program, question.facts, question.profile)
@@ -94,7 +95,7 @@ class Climb:
             more = ceil(short["gpu_memory"] / size)
             return counts.change(away=counts.away + more)
         more = ceil(short["host_memory"] / size)
-        each = parked_bytes(question.facts) if question.budgets.nvme_bytes else 0
+        each = min(parked_sizes(question), default=0) if question.budgets.nvme_bytes else 0
         if each and counts.parked < len(question.facts.layers) and (counts.parked or counts.away < more):
             parked = counts.parked + ceil(short["host_memory"] / each)
             return counts.change(parked=min(parked, len(question.facts.layers)))

@@ -18,7 +18,8 @@ from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import LayerPolicy, Policy
 from ...jobs.policy.artifact import Home
 from ...jobs.policy.parked import parked_state_bytes
-from .choices import Kept, sorts_of
+from .choices import Kept, Problem, sorts_of
+from .search import Question
 
 Key = tuple[int, Kept, Literal["gpu", "host"]]
 """Sort of layer, what is kept of it, and where."""
@@ -119,10 +120,14 @@ def parkable(facts: ModelFacts) -> list[int]:
     return [i for i, layer in own if not layer.shares_weights_with]
 
 
-def parked_bytes(facts: ModelFacts) -> int:
-    """Bytes of optimizer state and gradient of the lightest of those layers; 0 if there is none."""
+def parked_sizes(asked: Question | Problem) -> list[int]:
+    """Bytes of host memory that optimizer state and gradient of each of those layers give back."""
+    facts = asked.facts
+    wide = 4 / facts.element_bytes if asked.accumulation > 1 else 1  # sums are float32
     layers = [facts.layers[i] for i in parkable(facts)]
-    return min((parked_state_bytes(layer, facts) + layer.gradient_bytes for layer in layers), default=0)
+    return [
+        parked_state_bytes(layer, facts, asked.optimizer) + round(wide * layer.gradient_bytes) for layer in layers
+    ]
 
 
 def _starts(counts: Counts, layers: int) -> dict[int, int] | None:

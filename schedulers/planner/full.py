@@ -111,7 +111,14 @@ class Search:
     def _problem(self, shape: Shape) -> Problem:
         question = self.question
         return Problem(
-            question.facts, question.profile, question.budgets, shape, self.best.step_s, question.longest_block
+            question.facts,
+            question.profile,
+            question.budgets,
+            shape,
+            self.best.step_s,
+            question.longest_block,
+            question.accumulation,
+            optimizer=question.optimizer,
         )
 
     # ---- bounds and starts
