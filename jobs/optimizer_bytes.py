@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -35,3 +35,7 @@ class OptimizerOptions(Frozen):
             "optimizer_state": eight * (2 + 8 / self.block_size) + (1 - eight) * 8,
             "gradients": element_bytes,
         }
+
+
+DEFAULT_OPTIMIZER: Final = OptimizerOptions()
+"""What training uses where nobody says otherwise."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..jobs.errors import DoesNotFit, HardwareError, ModelError
 from ..jobs.model_facts import ModelFacts
-from ..jobs.optimizer_bytes import OptimizerOptions
+from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ..jobs.policy import Policy
 from ..jobs.spec import JobSpec
 from ..jobs.units import format_bytes
@@ -43,7 +43,7 @@ class Limits:
     host_memory: str | int | None = None
     nvme: str | int | None = None
     solve_seconds: float = 20.0
-    optimizer: OptimizerOptions = OptimizerOptions()
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
 
     @classmethod
     def of(cls, spec: JobSpec) -> Limits:

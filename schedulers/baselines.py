@@ -6,7 +6,7 @@ from typing import Any
 
 from ..jobs.errors import DoesNotFit, InputError
 from ..jobs.model_facts import ModelFacts
-from ..jobs.optimizer_bytes import OptimizerOptions
+from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ..jobs.policy import Policy, Program, lower
 from ..jobs.policy.artifact import Home
 from ..jobs.units import format_bytes
@@ -42,7 +42,7 @@ def every_layer(
     host_memory: str | int | None = None,
     nvme: str | int | None = None,
     accumulation: int = 1,
-    optimizer: OptimizerOptions | None = None,
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER,
 ) -> Policy:
     """Every boundary materialised: on the GPU while it fits, then on the host, then on NVMe. Raises DoesNotFit."""
     budgets = Budgets.of(profile, gpu_memory=gpu_memory, host_memory=host_memory, nvme=nvme)
@@ -56,14 +56,13 @@ def every_kth(
     *,
     interval: int,
     accumulation: int = 1,
-    optimizer: OptimizerOptions | None = None,
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER,
 ) -> Policy:
     """As `every_layer`, for every ``interval``-th boundary; the others are recomputed.
 
     The earliest boundaries leave the GPU, because their copies have the most time, and the very first go to NVMe.
     Raises DoesNotFit with the resource that is short.
     """
-    optimizer = optimizer or OptimizerOptions()
     rooms = host_rooms(facts, budgets, accumulation, optimizer)
 
     def policy(leaving: int) -> Policy:
@@ -131,7 +130,7 @@ def _fits_gpu(policy: Policy, facts: ModelFacts, budgets: Budgets) -> bool:
 
 
 def host_rooms(
-    facts: ModelFacts, budgets: Budgets, accumulation: int = 1, optimizer: OptimizerOptions | None = None
+    facts: ModelFacts, budgets: Budgets, accumulation: int = 1, optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
 ) -> tuple[int, int]:
     """Host bytes left for boundaries: when all that leave the GPU stay on the host, and when some go on to NVMe."""
     state = state_bytes(facts, accumulation=accumulation, optimizer=optimizer)

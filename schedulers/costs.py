@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from typing import Final
 
 from ..jobs.model_facts import Internals, ModelFacts, UnitFacts
-from ..jobs.optimizer_bytes import OptimizerOptions
+from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ..jobs.pinning import decide_pinning
 from ..jobs.policy import Op, Parked, Policy, Program, lower
 from ..jobs.policy.artifact import Home
@@ -105,7 +104,7 @@ def state_bytes(
     policy: Policy | None = None,
     *,
     accumulation: int = 1,
-    optimizer: OptimizerOptions | None = None,
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER,
 ) -> dict[str, int]:
     """Bytes of the model's state on the host.
 
@@ -116,25 +115,26 @@ def state_bytes(
     if policy is not None:
         accumulation, optimizer = policy.accumulation, policy.optimizer
     parked = Parked.of(policy, facts) if policy else Parked({}, frozenset())
-    each = (optimizer or OptimizerOptions()).bytes_per_parameter(facts.element_bytes)
+    each = optimizer.bytes_per_parameter(facts.element_bytes)
     learning = [unit.gradient_bytes // facts.element_bytes for unit in facts.units]
     with_state = facts.trainable_parameters - sum(learning[unit] for unit in parked.state)
+    gradients = gradient_bytes(facts, accumulation)
     return {
         "weights": facts.parameters * facts.element_bytes,
         "master": round(with_state * each["master"]),
         "optimizer_state": round(with_state * each["optimizer_state"]),
-        "gradients": _gradient_bytes(facts, accumulation, parked.gradients),
+        "gradients": sum(size for unit, size in gradients.items() if unit not in parked.gradients),
     }
 
 
-def _gradient_bytes(facts: ModelFacts, accumulation: int, parked: Collection[int]) -> int:
-    """Bytes of the gradients on the host, without those of the units ``parked``."""
+def gradient_bytes(facts: ModelFacts, accumulation: int = 1) -> dict[int, int]:
+    """Bytes of each unit's gradient on the host, by index of the unit; one that shares another's weights has none."""
     contributors = Counter(unit.shares_weights_with or unit.name for unit in facts.units if unit.gradient_bytes)
-    return sum(
-        unit.trainable_parameters * (facts.element_bytes if contributors[unit.name] * accumulation == 1 else 4)
+    return {
+        number: unit.trainable_parameters * (facts.element_bytes if contributors[unit.name] * accumulation == 1 else 4)
         for number, unit in enumerate(facts.units)
-        if unit.gradient_bytes and not unit.shares_weights_with and number not in parked
-    )
+        if unit.gradient_bytes and not unit.shares_weights_with
+    }
 
 
 def staging_bytes(facts: ModelFacts, home: Home, accumulation: int = 1) -> int:

@@ -135,9 +135,7 @@ def _plan_each(jobs: Sequence[PlanOn], profiles: Sequence[HardwareProfile]) -> l
     return [plan_on(profile) for plan_on, profile in zip(jobs, profiles, strict=True)]
 
 
-def _memory_part(
-    profile: HardwareProfile, node: NodeState, place: int, planned: Sequence[Planned]
-) -> HardwareProfile:
+def _memory_part(profile: HardwareProfile, node: NodeState, place: int, planned: Sequence[Planned]) -> HardwareProfile:
     """The machine with job ``place``'s part of the memories that are too small for what all would take alone."""
     taken = [
         {"host_memory_bytes": answer.predicted.peak_host_bytes, "nvme_bytes": answer.predicted.nvme_bytes}

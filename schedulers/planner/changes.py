@@ -11,7 +11,6 @@ from ...jobs.policy import Policy
 from ...jobs.units import format_bytes
 from ..simulator import predict
 from .answer import Change, Reason
-from .counts import parked_sizes
 from .full import first_best
 from .search import NoScheduleError, OutOfTimeError, Question
 
@@ -61,7 +60,7 @@ def _shorter_master(question: Question) -> Iterator[Change]:
 
 def _state_on_nvme(question: Question) -> Iterator[Change]:
     """Optimizer state and gradients of as many layers as it takes."""
-    facts, size = question.facts, sum(parked_sizes(question))
+    facts, size = question.facts, question.state_bytes
     if question.budgets.nvme_bytes >= size:
         return
     policy = _any_plan(question.with_budgets(nvme=2 * size))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ...jobs.model_facts import ModelFacts
-from ...jobs.optimizer_bytes import OptimizerOptions
+from ...jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ...jobs.policy import Policy, Program, lower
 from ..baselines import host_rooms, shortages
 from ..costs import state_bytes
@@ -29,7 +29,7 @@ class Question:
     """`time.monotonic` at which to stop."""
     staging_slots: int = 2
     longest_block: int = LONGEST_BLOCK
-    optimizer: OptimizerOptions = OptimizerOptions()
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
     solved: dict[Instance, Solution] = field(default_factory=dict, compare=False, repr=False)
     """Problems proven so far: tightening comes back to the same ones, above all when nothing fits."""
 

@@ -87,7 +87,9 @@ def test_host_memory_too_small_for_both_is_divided(make_facts: Make, make_profil
     job = partial(answer, facts, planner="full")
     alone = job(profile)[1].predicted
     assert alone is not None
-    small = NodeState(name="n", kind="round", gpus=(Gpu(id="0"), Gpu(id="1")), host_bytes=alone.peak_host_bytes * 3 // 2)
+    small = NodeState(
+        name="n", kind="round", gpus=(Gpu(id="0"), Gpu(id="1")), host_bytes=alone.peak_host_bytes * 3 // 2
+    )
     joint = plan_together([job] * 2, profile, small, ["a", "b"])
     assert joint.feasible and joint.speeds == (1.0, 1.0)
     taken = [planned.predicted.peak_host_bytes for _, planned in joint.planned if planned.predicted]
