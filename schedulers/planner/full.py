@@ -36,6 +36,8 @@ ENOUGH: Final = 0.006
 """Share of its family's bound within which a policy ends the solver's work on its shape."""
 SPARE: Final = 0.9
 """Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
+LIKELY: Final = ((2, 3), (3, 3))
+"""Weight and staging slots of the shapes that are tried first."""
 PAPER_SECONDS: Final = 2.0
 """Time for the paper's plan, which is a candidate too."""
 FAMILIES: Final = 28
@@ -96,9 +98,20 @@ class Search:
     def run(self) -> None:
         """Bound and solve until the plan is proven, or the work that may be done is."""
         for family in families_of(self._problem()):
-            self.certificate.add(self._bound(family, share=SPARE * PROOF if self.certificate.families else 0.0))
+            if not self.certificate.families:
+                self._begin(family)
+            else:
+                self.certificate.add(self._bound(family, share=SPARE * PROOF))
             while not self.proven and self._goes_on() and self._open(self.certificate.take()):
                 pass
+
+    def _begin(self, family: Family) -> None:
+        """Bound the first family, and try the shapes that most often are the best ones at once."""
+        bound = self._bound(family)
+        self.certificate.add(bound)
+        for weights, staging in LIKELY:
+            if not self.proven and self._goes_on():
+                self._solve(replace(bound, family=replace(family, weights=(weights,) * 2, staging=(staging,) * 2)))
 
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
@@ -259,7 +272,7 @@ def _rules(question: Question) -> Iterator[Policy]:
 
 
 def _parked(question: Question, interval: int) -> Iterator[Policy]:
-    """Every ``interval``-th boundary, all in one tier, and on NVMe the optimizer state that the host has no room for."""
+    """Every ``interval``-th boundary in one tier, and on NVMe the optimizer state that the host has no room for."""
     facts, layers = question.facts, len(question.facts.layers)
     tiers: tuple[Home, ...] = ("gpu", "host", "nvme")
     for tier in tiers:

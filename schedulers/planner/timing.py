@@ -21,10 +21,8 @@ from ...jobs.model_facts import UnitFacts
 from ...jobs.policy.lowering import GRADIENT_STAGING, HEAD_AHEAD
 from ...jobs.policy.parked import RING, update_phase
 from ..costs import (
-    BACKWARD_FORWARDS,
     HOST_PASSES,
     LINK_RATES,
-    REFORWARD,
     backward_forwards,
     forward_seconds,
     op_seconds,
@@ -200,7 +198,7 @@ class Timing:
                 micro.swaps.append(end)
         for u in range(self.first + self.layers, self.head + 1):
             load = [self._load_unit(u, HEAD_AHEAD)]
-            forwards = 1.0 if u < self.head else 1.0 + backward_forwards(self.units[u])
+            forwards = 1.0 if u < self.head else 1.0 + backward_forwards(self.units[u], self.profile)
             self._compute(forwards, self.units[u], *load, *self._copies_due(micro, u - self.first))
         micro.after_forward = self.mains[-(self.head + 1 - self.first) + 1 :]
         self._add_reads(micro)
@@ -285,7 +283,7 @@ class Timing:
     def _add_backward_compute(self, micro: Micro, i: int, *after: Term) -> None:
         """A layer's backward, with the part of its forward that was not kept."""
         spared = mathopt.fast_sum(
-            (REFORWARD["none"] - REFORWARD[kept]) * variable for (_, kept, _), variable in self.choices.kept_of(i)
+            (1 - self.profile.reforward(kept)) * variable for (_, kept, _), variable in self.choices.kept_of(i)
         )
         forwards = self._again(self.facts.layers[i]) - spared
         micro.uses[Use("backward", i)] = self._compute(forwards, self.facts.layers[i], *after)
@@ -360,7 +358,7 @@ class Timing:
 
     def _again(self, unit: UnitFacts) -> float:
         """Forwards' worth of work in running a unit again and differentiating it."""
-        return REFORWARD["none"] + backward_forwards(unit)
+        return 1 + backward_forwards(unit, self.profile)
 
     def _add_gradient(self, u: int) -> None:
         """Copy a gradient out, add it to what its master has, and sum its squares when it is the last."""
@@ -430,7 +428,7 @@ class Timing:
         return self._stalls(layers, self.profile.d2h_bytes_s, self.staging * longest)
 
     def _backward_stalls(self) -> list[Term]:
-        forwards = REFORWARD["none"] + BACKWARD_FORWARDS
+        forwards = 1 + self.profile.backward_forwards
         longest = forwards * max(self._forward(layer) for layer in self.facts.layers) + self._overhead
         layers = range(max(0, self.layers - 1 - self._slots_ahead))
         waits = not self._has_residents  # with none, a layer's weights come when its internals may

@@ -3,16 +3,18 @@
     python tests/benchmarks/simulator.py [--quick] [--json] [--resume FILE]
 
 Each case draws a Llama, a batch, links and a budget, and lets the full planner, a fixed rule or chance decide the
-policy. Three traced steps with every boundary on the GPU calibrate compute and CPU work; then the drawn policy runs and
-its median step time, peak device bytes and host bytes are held against the prediction. ``off_before_calibration`` says
-how far the probe's profile was from the three steps. ``plans`` counts planned runs on a device that has exactly the
-budget, ``oom`` how many of them ran out of memory. Everything runs on this machine's CPU, so the figures mean
-something only while it is quiet: ``load`` is recorded for each case.
+policy. Three traced steps with every boundary on the GPU, in which layers keep nothing, products, and everything in
+turn, calibrate links, CPU work, forwards, and what a backward takes after each; then the drawn policy runs and its
+median step time, peak device bytes and host bytes are held against the prediction. ``off_before_calibration`` says how
+far the probe's profile was from the three steps. ``plans`` counts planned runs on a device that has exactly the budget,
+``oom`` how many of them ran out of memory. Everything runs on this machine's CPU, so the figures mean something only
+while it is quiet: ``load`` is recorded for each case.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -110,6 +112,9 @@ def step(streamed: Streamed, case: Case) -> float:
 def calibrated(case: Case) -> tuple[HardwareProfile, dict[str, float]]:
     """The profile after three probe steps, and how far off it was: measured over predicted speed, by stream."""
     probe = Policy.from_homes(case.facts, ["gpu"] * (len(case.facts.layers) + 1))
+    kept = itertools.cycle(("none", "matmuls", "all"))
+    layers = [layer.model_copy(update={"internals": what}) for layer, what in zip(probe.layers, kept, strict=False)]
+    probe = probe.model_copy(update={"layers": tuple(layers)})
     timelines = []
     with open_stream(case, probe, 1 << 34) as streamed:
         step(streamed, case)
@@ -118,7 +123,7 @@ def calibrated(case: Case) -> tuple[HardwareProfile, dict[str, float]]:
             step(streamed, case)
             timelines.append(streamed.timeline())
     measured = Measured.of(timelines, probe, case.facts, case.profile)
-    return measured.profile(case.profile, beyond=0.0), measured.speeds
+    return measured.calibrated(case.profile), measured.speeds
 
 
 def draw_policy(case: Case, profile: HardwareProfile, choose: random.Random) -> Policy:

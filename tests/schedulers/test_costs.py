@@ -66,10 +66,12 @@ def test_evaluation_runs_the_head_once_and_overhead_counts_per_operation(
         (["gpu", *["recompute"] * 3, "gpu"], 4.75),
     ],
 )
-def test_compute_units_count_re_forwards(make_facts: Make, homes: list[str], units: float) -> None:
+def test_compute_units_count_re_forwards(
+    make_facts: Make, make_profile: Machine, homes: list[str], units: float
+) -> None:
     facts = make_facts(4)
     policy = Policy.from_homes(facts, homes, accumulation=2)  # type: ignore[arg-type]
-    assert layer_forwards(lower(policy, facts), facts) == units
+    assert layer_forwards(lower(policy, facts), facts, make_profile()) == units
 
 
 def test_host_table_in_bfloat16_is_8_03_bytes_per_parameter(make_facts: Make) -> None:
