@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
+
+from pydantic import Field
+
+from .frozen import Frozen
 
 
-def bytes_per_parameter(
-    *,
-    element_bytes: int = 2,
-    master: Literal["split", "bf16_stochastic"] = "split",
-    state_bits: Literal[8, 32] = 8,
-    block_size: int = 256,
-    eight_bit_fraction: float = 1.0,
-) -> dict[str, float]:
-    """Host bytes of one parameter by purpose; the options are those of ``HybridAdamW`` and of the job file.
+class OptimizerOptions(Frozen):
+    """The options of ``HybridAdamW`` and of the job file that decide how much host memory a parameter takes.
 
-    ``element_bytes`` is what streams: 2 for bfloat16, 4 for float32, which is its own master. ``weights`` streams,
-    ``master`` is what exact float32 weights need beyond it, ``gradients`` are of one micro-batch. A block's scales are
-    two float32. Tensors that always keep float32 states (norms, biases, small ones) are too few to count.
+    Large pages are not among them: they are asked for only where whole ones lie within an array, so they add nothing.
     """
-    eight = eight_bit_fraction if state_bits == 8 else 0.0
-    return {
-        "weights": element_bytes,
-        "master": 2.0 if element_bytes == 2 and master == "split" else 0.0,
-        "optimizer_state": eight * (2 + 8 / block_size) + (1 - eight) * 8,
-        "gradients": element_bytes,
-    }
+
+    master: Literal["split", "bf16_stochastic"] = "split"
+    state_bits: Literal[8, 32] = 8
+    block_size: int = Field(default=256, ge=1)
+    eight_bit_fraction: float = Field(default=1.0, ge=0, le=1)
+
+    def bytes_per_parameter(self, element_bytes: int = 2) -> dict[str, float]:
+        """Host bytes of one parameter that learns, by purpose.
+
+        ``element_bytes`` is what streams: 2 for bfloat16, 4 for float32, which is its own master. ``weights`` streams,
+        ``master`` is what exact float32 weights need beyond it, ``gradients`` are of one micro-batch. A block's scales
+        are two float32. Tensors that always keep float32 states (norms, biases, small ones, those named in
+        ``fp32_states``) are counted as if they did not.
+        """
+        eight = self.eight_bit_fraction if self.state_bits == 8 else 0.0
+        return {
+            "weights": element_bytes,
+            "master": 2.0 if element_bytes == 2 and self.master == "split" else 0.0,
+            "optimizer_state": eight * (2 + 8 / self.block_size) + (1 - eight) * 8,
+            "gradients": element_bytes,
+        }
+
+
+DEFAULT_OPTIMIZER: Final = OptimizerOptions()
+"""What training uses where nobody says otherwise."""

@@ -1,4 +1,6 @@
-"""From a job file to a plan: find the model's shape, take its facts at a batch, ask the planner."""
+"""From a job file to a plan: find the model's shape, take its facts at a batch, ask the planner.
+
+Torch and transformers are imported where they are used: planning for a model whose facts are known starts without."""
 
 from __future__ import annotations
 
@@ -7,17 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import torch
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
-
-from ..jobs.adapters import add_adapters
 from ..jobs.errors import DoesNotFit, HardwareError, ModelError
-from ..jobs.executor.devices import Emulated
-from ..jobs.fake_model import meta_model
-from ..jobs.introspect import DType, model_facts
 from ..jobs.model_facts import ModelFacts
+from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ..jobs.policy import Policy
 from ..jobs.spec import JobSpec
 from ..jobs.units import format_bytes
@@ -25,6 +21,12 @@ from ..schedulers.batch_search import BatchSearch, Probe
 from ..schedulers.hardware import HardwareProfile, hardware, known_models, model_config
 from ..schedulers.planner import Plan, plan
 from ..schedulers.simulator import simulate
+from .known_facts import KnownFacts
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from ..jobs.executor.devices import Emulated
 
 PLAIN_BYTES_PER_PARAMETER = 16
 """Mixed-precision AdamW without offloading: bf16 weight and gradient, float32 master, m and v."""
@@ -41,6 +43,7 @@ class Limits:
     host_memory: str | int | None = None
     nvme: str | int | None = None
     solve_seconds: float = 20.0
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
 
     @classmethod
     def of(cls, spec: JobSpec) -> Limits:
@@ -52,6 +55,7 @@ class Limits:
             host_memory=None if section.host_memory == "auto" else section.host_memory,
             nvme=None if section.nvme else 0,
             solve_seconds=section.solve_seconds,
+            optimizer=OptimizerOptions.model_validate(spec.optimizer.arguments()),
         )
 
     def override(self, **given: Any) -> Limits:
@@ -66,6 +70,8 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> PretrainedConfi
     path = Path(name)
     if path.is_file():
         return _config_file(path)
+    from transformers import AutoConfig
+
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -84,11 +90,18 @@ def model_of(spec: JobSpec, name: str | None = None) -> ModelSource:
     source = find_model(name or spec.model.path, trust_remote_code=spec.model.trust_remote_code)
     if spec.lora is None:
         return source
+    import torch
+
+    from ..jobs.adapters import add_adapters
+    from ..jobs.fake_model import meta_model
+
     return add_adapters(meta_model(source, getattr(torch, spec.model.dtype)), spec.lora, seed=spec.train.seed)
 
 
 def load_tokenizer(spec: JobSpec) -> Any:
     """The tokenizer of the job's model. Raises ModelError when there is none."""
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(spec.model.path, trust_remote_code=spec.model.trust_remote_code)
     except (OSError, ValueError) as error:
@@ -108,9 +121,27 @@ def _config_file(path: Path) -> dict[str, Any]:
     return config
 
 
-def facts_of(source: ModelSource, *, batch: int, length: int, dtype: DType = "bfloat16") -> ModelFacts:
-    """Facts of the model at ``batch`` rows of ``length`` tokens. Raises ModelError."""
-    return model_facts(source, micro_batch=batch, sequence_length=length, dtype=dtype)
+def facts_of(
+    source: ModelSource,
+    *,
+    batch: int,
+    length: int,
+    dtype: Literal["float32", "bfloat16"] = "bfloat16",
+    known: KnownFacts | None = None,
+) -> ModelFacts:
+    """Facts of the model at ``batch`` rows of ``length`` tokens. Raises ModelError.
+
+    Those of a configuration are taken from ``known`` and kept there.
+    """
+
+    def measure() -> ModelFacts:
+        from ..jobs.introspect import model_facts
+
+        return model_facts(source, micro_batch=batch, sequence_length=length, dtype=dtype)
+
+    if known is None or not isinstance(source, dict):
+        return measure()
+    return known.of(source, measure, batch=batch, length=length, dtype=dtype)
 
 
 def make_plan(
@@ -132,6 +163,7 @@ def make_plan(
         host_memory=limits.host_memory,
         nvme=limits.nvme,
         solve_seconds=limits.solve_seconds,
+        optimizer=limits.optimizer,
         facts_at=facts_at,
     )
 
@@ -161,6 +193,8 @@ def device_kind(text: str) -> tuple[str, HardwareProfile | None]:
 
     ``auto`` is the GPU if there is one. Raises HardwareError for anything else.
     """
+    import torch
+
     if text == "auto":
         return ("cuda" if torch.cuda.is_available() else "cpu"), None
     if text in ("cpu", "cuda"):
@@ -175,6 +209,8 @@ def device_kind(text: str) -> tuple[str, HardwareProfile | None]:
 
 def emulated(profile: HardwareProfile) -> Emulated:
     """The emulated device with the memory and the links of ``profile``."""
+    from ..jobs.executor.devices import Emulated
+
     return Emulated(
         memory_bytes=profile.gpu_budget_bytes,
         h2d_bytes_s=profile.h2d_bytes_s,

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..jobs.errors import DoesNotFit, InputError
 from ..jobs.model_facts import ModelFacts
+from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ..jobs.policy import Policy, Program, lower
 from ..jobs.policy.artifact import Home
 from ..jobs.units import format_bytes
@@ -41,26 +42,33 @@ def every_layer(
     host_memory: str | int | None = None,
     nvme: str | int | None = None,
     accumulation: int = 1,
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER,
 ) -> Policy:
     """Every boundary materialised: on the GPU while it fits, then on the host, then on NVMe. Raises DoesNotFit."""
     budgets = Budgets.of(profile, gpu_memory=gpu_memory, host_memory=host_memory, nvme=nvme)
-    return every_kth(facts, profile, budgets, interval=1, accumulation=accumulation)
+    return every_kth(facts, profile, budgets, interval=1, accumulation=accumulation, optimizer=optimizer)
 
 
 def every_kth(
-    facts: ModelFacts, profile: HardwareProfile, budgets: Budgets, *, interval: int, accumulation: int = 1
+    facts: ModelFacts,
+    profile: HardwareProfile,
+    budgets: Budgets,
+    *,
+    interval: int,
+    accumulation: int = 1,
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER,
 ) -> Policy:
     """As `every_layer`, for every ``interval``-th boundary; the others are recomputed.
 
     The earliest boundaries leave the GPU, because their copies have the most time, and the very first go to NVMe.
     Raises DoesNotFit with the resource that is short.
     """
-    rooms = host_rooms(facts, budgets, accumulation)
+    rooms = host_rooms(facts, budgets, accumulation, optimizer)
 
     def policy(leaving: int) -> Policy:
         homes = _homes(facts, rooms, budgets.nvme_bytes > 0, interval, leaving)
         made = Policy.from_homes(facts, homes, accumulation=accumulation)
-        return made.model_copy(update={"hardware_digest": profile.digest})
+        return made.model_copy(update={"hardware_digest": profile.digest, "optimizer": optimizer})
 
     few, many = 0, len(_marks(facts, interval))
     if not _fits_gpu(policy(0), facts, budgets):
@@ -121,9 +129,12 @@ def _fits_gpu(policy: Policy, facts: ModelFacts, budgets: Budgets) -> bool:
     return lower(policy, facts).peak_bytes("gpu") <= budgets.gpu_bytes
 
 
-def host_rooms(facts: ModelFacts, budgets: Budgets, accumulation: int = 1) -> tuple[int, int]:
+def host_rooms(
+    facts: ModelFacts, budgets: Budgets, accumulation: int = 1, optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
+) -> tuple[int, int]:
     """Host bytes left for boundaries: when all that leave the GPU stay on the host, and when some go on to NVMe."""
-    free = budgets.host_bytes - sum(state_bytes(facts).values())
+    state = state_bytes(facts, accumulation=accumulation, optimizer=optimizer)
+    free = budgets.host_bytes - sum(state.values())
     return free - staging_bytes(facts, "host", accumulation), free - staging_bytes(facts, "nvme", accumulation)
 
 

@@ -91,7 +91,7 @@ def best_batch(
 
     def fit(batch: int) -> bool:
         accumulation = (global_batch or batch) // batch
-        memory = {name: options[name] for name in ("gpu_memory", "host_memory", "nvme") if name in options}
+        memory = {name: options[name] for name in ("gpu_memory", "host_memory", "nvme", "optimizer") if name in options}
         return fits(facts_of(batch), profile, accumulation=accumulation, **memory)
 
     largest = _largest(batches, fit)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
-from ..jobs.model_facts import Internals, ModelFacts, UnitFacts
+from ..jobs.model_facts import ModelFacts, UnitFacts
+from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ..jobs.pinning import decide_pinning
-from ..jobs.policy import MASTER_BYTES, STATE_BYTES, Op, Parked, Policy, Program, lower
+from ..jobs.policy import Op, Parked, Policy, Program, lower
 from ..jobs.policy.artifact import Home
 from .hardware import BYTES_PER_UPDATE, HardwareProfile
-
-BACKWARD_FORWARDS: Final = 2.0
-"""Backward costs two forwards: one product for the gradient of the input, one for that of the weights."""
-REFORWARD: Final[dict[Internals, float]] = {"none": 1.0, "matmuls": 0.13, "all": 0.0}
-"""Forwards that backward repeats, by what is kept; 0.13 for the element-wise rest was measured on a Llama layer."""
 
 LINK_RATES: Final = {
     "h2d": "h2d_bytes_s",
@@ -48,7 +45,7 @@ def _seconds(op: Op, units: tuple[UnitFacts, ...], facts: ModelFacts, profile: H
     if op.kind == "clip":
         return 0.0
     unit = units[op.unit]
-    return _forwards(op, unit) * forward_seconds(unit, facts, profile) + profile.operation_overhead_s
+    return _forwards(op, unit, profile) * forward_seconds(unit, facts, profile) + profile.operation_overhead_s
 
 
 def host_traffic(program: Program, facts: ModelFacts, profile: HardwareProfile) -> float:
@@ -70,11 +67,14 @@ def forward_seconds(unit: UnitFacts, facts: ModelFacts, profile: HardwareProfile
     return unit.forward_flops / profile.flops(facts.dtype)
 
 
-def layer_forwards(program: Program, facts: ModelFacts) -> float:
-    """Layer compute of one micro-batch in units of one forward: 3 keeps everything, 4 checkpoints every layer."""
+def layer_forwards(program: Program, facts: ModelFacts, profile: HardwareProfile) -> float:
+    """Layer compute of one micro-batch in units of one forward: 3 keeps everything, 4 checkpoints every layer.
+
+    To the digit only where a backward takes two forwards on the machine.
+    """
     layers = range(len(facts.before), len(facts.before) + len(facts.layers))
     work = sum(
-        _forwards(op, facts.units[op.unit]) * facts.units[op.unit].forward_flops
+        _forwards(op, facts.units[op.unit], profile) * facts.units[op.unit].forward_flops
         for op in program.ops
         if op.stream == "compute" and op.unit in layers and op.micro == 0
     )
@@ -97,17 +97,41 @@ def host_bytes(
     return {**state, "activations": on_host - staging, "staging": staging + rings}
 
 
-def state_bytes(facts: ModelFacts, policy: Policy | None = None) -> dict[str, int]:
-    """Bytes of the model's state on the host; without a ``policy``, with none of it on NVMe."""
+def state_bytes(
+    facts: ModelFacts,
+    policy: Policy | None = None,
+    *,
+    accumulation: int = 1,
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER,
+) -> dict[str, int]:
+    """Bytes of the model's state on the host.
+
+    Micro-batches, the optimizer's options and what is on NVMe are the policy's; without one, ``accumulation`` and
+    ``optimizer`` say the first two and nothing is on NVMe. A gradient to which more than one micro-batch or layer
+    contributes is summed up in float32.
+    """
+    if policy is not None:
+        accumulation, optimizer = policy.accumulation, policy.optimizer
     parked = Parked.of(policy, facts) if policy else Parked({}, frozenset())
+    each = optimizer.bytes_per_parameter(facts.element_bytes)
     learning = [unit.gradient_bytes // facts.element_bytes for unit in facts.units]
     with_state = facts.trainable_parameters - sum(learning[unit] for unit in parked.state)
-    with_gradient = facts.trainable_parameters - sum(learning[unit] for unit in parked.gradients)
+    gradients = gradient_bytes(facts, accumulation)
     return {
         "weights": facts.parameters * facts.element_bytes,
-        "master": with_state * (MASTER_BYTES - facts.element_bytes),
-        "optimizer_state": round(with_state * STATE_BYTES),
-        "gradients": with_gradient * facts.element_bytes,
+        "master": round(with_state * each["master"]),
+        "optimizer_state": round(with_state * each["optimizer_state"]),
+        "gradients": sum(size for unit, size in gradients.items() if unit not in parked.gradients),
+    }
+
+
+def gradient_bytes(facts: ModelFacts, accumulation: int = 1) -> dict[int, int]:
+    """Bytes of each unit's gradient on the host, by index of the unit; one that shares another's weights has none."""
+    contributors = Counter(unit.shares_weights_with or unit.name for unit in facts.units if unit.gradient_bytes)
+    return {
+        number: unit.trainable_parameters * (facts.element_bytes if contributors[unit.name] * accumulation == 1 else 4)
+        for number, unit in enumerate(facts.units)
+        if unit.gradient_bytes and not unit.shares_weights_with
     }
 
 
@@ -122,15 +146,15 @@ def _static_host_bytes(program: Program) -> int:
     return sum(buffer.bytes for buffer in program.buffers if buffer.tier == "host" and not buffer.acquired_by)
 
 
-def _forwards(op: Op, unit: UnitFacts) -> float:
+def _forwards(op: Op, unit: UnitFacts, profile: HardwareProfile) -> float:
     """Compute of an operation in units of the unit's forward."""
     if op.kind == "loss":
-        return 1 + backward_forwards(unit)  # the chunked head makes its gradients at once
+        return 1 + backward_forwards(unit, profile)  # the chunked head makes its gradients at once
     if op.kind == "backward":
-        return 0.0 if unit.kind == "head" else REFORWARD[op.internals] + backward_forwards(unit)
+        return 0.0 if unit.kind == "head" else profile.reforward(op.internals) + backward_forwards(unit, profile)
     return 1.0
 
 
-def backward_forwards(unit: UnitFacts) -> float:
-    """Compute of a unit's gradients in units of its forward: one for its input, one for its weights that learn."""
-    return BACKWARD_FORWARDS - unit.frozen_parameters / unit.parameters
+def backward_forwards(unit: UnitFacts, profile: HardwareProfile) -> float:
+    """Compute of a unit's gradients in units of its forward: half of it is for the weights, as far as they learn."""
+    return profile.backward_forwards * (1 - 0.5 * unit.frozen_parameters / unit.parameters)

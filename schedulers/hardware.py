@@ -19,6 +19,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from ..jobs.errors import HardwareError, ModelError
 from ..jobs.frozen import Frozen, digest
+from ..jobs.model_facts import Internals
 from ..jobs.pinning import decide_pinning
 from ..jobs.units import parse_bytes
 
@@ -46,6 +47,10 @@ class HardwareProfile(Frozen):
     """Share of ``matmul_flops`` that whole layers reach."""
     operation_overhead_s: float = Field(default=0.0, ge=0)
     """Seconds of each compute operation beside its arithmetic (Python, launches); matters for tiny models only."""
+    backward_forwards: float = Field(default=2.0, gt=0)
+    """Compute of a unit's gradients, in its forwards: one product for its input's, one for its weights'."""
+    reforward_matmuls: float = Field(default=0.13, ge=0)
+    """Forwards that backward repeats of a layer that kept its matrix products; measured on a Llama layer."""
     h2d_bytes_s: float = Field(gt=0)
     d2h_bytes_s: float = Field(gt=0)
     host_memory_bytes: int = Field(gt=0)
@@ -70,6 +75,10 @@ class HardwareProfile(Frozen):
     def digest(self) -> str:
         """Identifies the profile: plans made from equal profiles carry equal digests."""
         return digest(self.model_dump(mode="json"))
+
+    def reforward(self, internals: Internals) -> float:
+        """Forwards of a layer that its backward repeats, by what was kept of it."""
+        return {"none": 1.0, "matmuls": self.reforward_matmuls, "all": 0.0}[internals]
 
     def flops(self, dtype: str) -> float:
         """Rate at which layers compute in ``dtype``, operations per second. Raises HardwareError if it is not known."""

@@ -2,12 +2,10 @@
 
 from .artifact import Boundary, Certificate, Home, LayerPolicy, Policy, Predicted
 from .lowering import lower, lower_forward
-from .parked import MASTER_BYTES, STATE_BYTES, Parked
+from .parked import Parked
 from .program import UPDATE_PHASE, Buffer, Op, Program
 
 __all__ = [
-    "MASTER_BYTES",
-    "STATE_BYTES",
     "UPDATE_PHASE",
     "Boundary",
     "Buffer",

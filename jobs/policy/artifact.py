@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from ..errors import InputError, ProgramError
 from ..frozen import Frozen
 from ..model_facts import ModelFacts
+from ..optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 
 Home = Literal["gpu", "host", "nvme", "recompute"]
 SCHEMA = 1
@@ -91,6 +92,8 @@ class Policy(Frozen):
     """``nvme`` if it is that of any layer."""
     gradient_home: Literal["host", "nvme"] = "host"
     """``nvme`` if it is that of any layer."""
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
+    """For which options of the optimizer host memory was reckoned."""
     predicted: Predicted | None = None
     certificate: Certificate | None = None
 

@@ -19,13 +19,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..model_facts import ModelFacts, UnitFacts
+from ..optimizer_bytes import OptimizerOptions
 from .artifact import Policy
 from .program import Op
 
-STATE_BYTES: Final = 2 + 2 * 4 / 256
-"""Optimizer state of one parameter: m and v in 8 bits, each with a float32 scale per block of 256."""
-MASTER_BYTES: Final = 4
-"""The exact float32 weight; with bfloat16 its high half is what streams to the GPU."""
 RING: Final = 3
 """Host buffers of each ring: one being read, one being worked on, one being written."""
 _BLOCK: Final = 4096
@@ -41,18 +38,23 @@ class Parked:
 
     @classmethod
     def of(cls, policy: Policy, facts: ModelFacts, state_bytes: Mapping[int, int] | None = None) -> Parked:
-        """``state_bytes`` are the true ones; without them those of the 8-bit optimizer are reckoned."""
+        """``state_bytes`` are the true ones; without them those of the policy's optimizer are reckoned."""
+
+        def reckoned(unit: UnitFacts) -> int:
+            return parked_state_bytes(unit, facts, policy.optimizer)
+
         first, known = len(facts.before), state_bytes or {}
         learning = [layer for layer in policy.layers if facts.layers[layer.index].gradient_bytes]
         with_state = [first + layer.index for layer in learning if layer.optimizer_home == "nvme"]
-        state = {unit: known.get(unit, parked_state_bytes(facts.units[unit], facts)) for unit in with_state}
+        state = {unit: known.get(unit, reckoned(facts.units[unit])) for unit in with_state}
         return cls(state, frozenset(first + layer.index for layer in learning if layer.gradient_home == "nvme"))
 
 
-def parked_state_bytes(unit: UnitFacts, facts: ModelFacts) -> int:
-    """Bytes of a unit's master and 8-bit states beside the weights that stream to the GPU."""
+def parked_state_bytes(unit: UnitFacts, facts: ModelFacts, optimizer: OptimizerOptions) -> int:
+    """Bytes of a unit's master and states beside the weights that stream to the GPU."""
+    each = optimizer.bytes_per_parameter(facts.element_bytes)
     learning = unit.gradient_bytes / facts.element_bytes
-    return math.ceil(learning * (MASTER_BYTES - facts.element_bytes + STATE_BYTES))
+    return math.ceil(learning * (each["master"] + each["optimizer_state"]))
 
 
 def blocks(nbytes: int) -> int:

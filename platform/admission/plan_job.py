@@ -109,6 +109,7 @@ class _Job:
         return {
             "planner": limits.planner,
             "solve_seconds": limits.solve_seconds,
+            "optimizer": limits.optimizer,
             "gpu_memory": int(min(budgets.gpu_bytes, profile.gpu_budget_bytes) * share),
             "host_memory": int(min(budgets.host_bytes, profile.host_memory_bytes) * share),
             "nvme": budgets.nvme_bytes,

@@ -51,7 +51,9 @@ def command(
     with Output.opened(as_json) as output:
         from ...jobs.spec import load_spec
         from ...schedulers.hardware import hardware
+        from ..known_facts import KnownFacts
         from ..planning import Limits, facts_of, find_model, make_plan, model_of
+        from ..settings import Settings
 
         job = load_spec(spec, settings or ()) if spec is not None else None
         profile = hardware(
@@ -76,8 +78,10 @@ def command(
         shape = _Shape.of(job, model, batch, length, dtype)
         source = find_model(shape.model) if job is None else model_of(job, shape.model)
 
+        known = KnownFacts(Settings.read().home / "facts")
+
         def facts_at(batch: int) -> ModelFacts:
-            return facts_of(source, batch=batch, length=shape.length, dtype=shape.dtype)
+            return facts_of(source, batch=batch, length=shape.length, dtype=shape.dtype, known=known)
 
         facts = facts_at(shape.batch)
         answer = make_plan(facts, profile, limits, facts_at=facts_at)

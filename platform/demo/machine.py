@@ -65,7 +65,7 @@ def tight_limits(facts: ModelFacts, profile: HardwareProfile, limits: Limits) ->
     for on_gpu, on_nvme, on_host in _ROOMS:
         tried = limits.override(
             gpu_memory=_least_gpu_bytes(facts) + on_gpu * size,
-            host_memory=_least_host_bytes(facts) + on_host * size,
+            host_memory=_least_host_bytes(facts, limits) + on_host * size,
             nvme=on_nvme * size,
         )
         policy = make_plan(facts, profile, tried).policy
@@ -85,6 +85,6 @@ def _least_gpu_bytes(facts: ModelFacts) -> int:
     return lower(Policy.from_homes(facts, [*homes, "gpu"]), facts).peak_bytes("gpu")
 
 
-def _least_host_bytes(facts: ModelFacts) -> int:
+def _least_host_bytes(facts: ModelFacts, limits: Limits) -> int:
     """What the host needs when boundaries only pass through it on their way to NVMe."""
-    return sum(state_bytes(facts).values()) + staging_bytes(facts, "nvme", 1)
+    return sum(state_bytes(facts, optimizer=limits.optimizer).values()) + staging_bytes(facts, "nvme", 1)

@@ -21,6 +21,8 @@ class Solver(Frozen):
     objective_s: float | None = None
     bound_s: float | None = None
     gap: float | None = None
+    out_of_time: bool = False
+    """Whether the clock ended the search, and not the work that it may do: another run may then answer differently."""
     seconds: float = 0.0
     """Wall-clock time in the solver."""
 

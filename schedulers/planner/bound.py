@@ -1,8 +1,7 @@
 """How fast any policy can be: a bound over all shapes, and the counts of a layer's choices at which it is reached.
 
-Shapes are looked at in families (`loose`). The family with the least bound is split until no family could hold a policy
-that is faster than the best by more than a share, or time runs out: then the least bound of all families is the
-certificate, and it is one for the whole problem.
+Policies are looked at in families (`loose`): ranges of slots, of resident layers, of boundaries on NVMe, of blocks that
+recompute. Families that together hold every policy make a certificate: their least bound is one for the whole problem.
 """
 
 from __future__ import annotations
@@ -10,19 +9,17 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ortools.math_opt.python import mathopt
 
-from ...jobs.model_facts import ModelFacts
-from ...jobs.policy.parked import parked_state_bytes
-from ..costs import LINK_RATES, state_bytes
-from .choices import Choices, Problem, Shape
-from .counts import Counts, parkable
+from .choices import Choices, Problem
+from .counts import Counts
 from .loose import MOST_SEEN, Family, LooseTiming
-from .paper import run_solver, status_of
+from .parking import parkable
+from .solver import run_solver, status_of
 
 WEIGHT_SLOTS: Final = (2, 4)
 STAGING_SLOTS: Final = (1, 3)
@@ -39,114 +36,117 @@ class Bound:
 
     family: Family
     bound_s: float
-    """No policy of the family is faster; infinite if none is as fast as the horizon."""
+    """No policy of the family is faster; the problem's horizon if none is as fast as that."""
     counts: Counts | None = None
 
 
 @dataclass
 class Certificate:
-    """The bounds of families that together hold every shape, least first."""
+    """The bounds of families that together hold every policy, least first."""
 
     families: list[tuple[float, int, Bound]] = field(default_factory=list)
-    split: int = 0
+    solved: int = 0
 
     @property
     def bound_s(self) -> float:
-        """No policy of any shape is faster."""
+        """No policy is faster."""
         return self.families[0][0]
-
-    @property
-    def least(self) -> Bound:
-        """The family that holds the bound down."""
-        return self.families[0][2]
 
     def add(self, bound: Bound) -> None:
         """Take a family in."""
-        self.split += 1
-        heapq.heappush(self.families, (bound.bound_s, self.split, bound))
+        self.solved += 1
+        heapq.heappush(self.families, (bound.bound_s, self.solved, bound))
 
-    def refine(self, bound_of: Callable[[Family], Bound]) -> bool:
-        """Split the family that holds the bound down; False if it is a single shape."""
-        parts = _split(self.least.family)
-        if not parts:
-            return False
-        held = heapq.heappop(self.families)[2]
-        for part in parts:
-            bound = bound_of(part)
-            self.add(replace(bound, bound_s=max(bound.bound_s, held.bound_s)))
-        return True
+    def take(self) -> Bound:
+        """Take out the family that holds the bound down: it is to be replaced by its parts, or a better bound."""
+        return heapq.heappop(self.families)[2]
 
 
-def all_shapes(problem: Problem) -> Family:
-    """The family of every shape that fits at all."""
-    facts = problem.facts
-    largest = max(layer.weight_bytes for layer in facts.layers)
-    room = problem.budgets.gpu_bytes - facts.side_bytes - WEIGHT_SLOTS[0] * largest
-    residents = max(0, min(len(facts.layers), room // min(layer.weight_bytes for layer in facts.layers)))
-    return Family(WEIGHT_SLOTS, STAGING_SLOTS, (0, residents))
+def families_of(problem: Problem) -> Iterator[Family]:
+    """Families that together hold every policy that fits at all; the first is where the best one most often is."""
+    layers = len(problem.facts.layers)
+    largest = max(layer.weight_bytes for layer in problem.facts.layers)
+    room = problem.budgets.gpu_bytes - problem.facts.side_bytes - WEIGHT_SLOTS[0] * largest
+    most = max(0, min(layers, room // min(layer.weight_bytes for layer in problem.facts.layers)))
+    plain = Family(WEIGHT_SLOTS, STAGING_SLOTS)
+    yield plain
+    if most:
+        yield replace(plain, residents=(1, most))
+    if problem.budgets.nvme_bytes:
+        yield replace(plain, residents=(0, most), nvme=(1, layers))
+    if min(layers, problem.longest_block) > 1:
+        nvme = (0, layers if problem.budgets.nvme_bytes else 0)
+        yield replace(plain, residents=(0, most), nvme=nvme, blocks=(1, layers))
 
 
-def bound_of(
-    problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int, thrift: float = 0.0
-) -> Bound:
-    """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest.
+def parts_of(family: Family) -> list[Family]:
+    """Two halves of the first range that is one; nothing for a single shape."""
+    for name in ("weights", "staging", "residents"):
+        low, high = getattr(family, name)
+        if low < high:
+            middle = (low + high) // 2
+            return [replace(family, **{name: (low, middle)}), replace(family, **{name: (middle + 1, high)})]
+    return []
 
-    With ``thrift`` each second that a link is busy costs so many of the step: no bound, but counts that leave links
-    room for what the bound does not see.
-    """
+
+def within(problem: Problem, family: Family) -> Problem:
+    """The problem without the choices that nobody in the family makes."""
+    budgets = problem.budgets if family.nvme[1] else problem.budgets.model_copy(update={"nvme_bytes": 0})
+    return replace(problem, budgets=budgets, longest_block=problem.longest_block if family.blocks[1] else 1)
+
+
+def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int) -> Bound:
+    """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest."""
     model = mathopt.Model(name="lazytrain-bound")
-    few = min(MOST_SEEN, accumulation)
-    parked = min(problem.budgets.nvme_bytes, parkable_bytes(problem.facts))
-    seen = replace(problem, shape=family.smallest, residents=family.residents, accumulation=few, parked_bytes=parked)
+    seen = replace(
+        within(problem, family),
+        shape=family.smallest,
+        residents=family.residents,
+        accumulation=min(MOST_SEEN, accumulation),
+        parked_bytes=_parked_bytes(problem),
+    )
     choices = Choices(model, seen, whole=False)
     timing = LooseTiming(choices, family, accumulation)
-    busy = mathopt.fast_sum(mathopt.fast_sum(timing.lasting[link]) for link in LINK_RATES)
-    model.minimize(timing.step + thrift * busy if thrift else timing.step)
+    _demand(model, choices, family)
+    model.minimize(timing.step)
     result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
     if status_of(result) == "INFEASIBLE":
-        return Bound(family, float("inf"))
+        return Bound(family, problem.horizon_s)
     bound_s = max(result.dual_bound() * problem.horizon_s, parking_seconds(problem))
-    if thrift:
-        bound_s = 0.0
     counts = _counts(choices, result.variable_values(), family) if result.has_primal_feasible_solution() else None
     return Bound(family, bound_s, counts)
 
 
-def parkable_bytes(facts: ModelFacts) -> int:
-    """Bytes of optimizer state and gradients that may go to NVMe."""
-    layers = [facts.layers[i] for i in parkable(facts)]
-    return sum(parked_state_bytes(layer, facts) + layer.gradient_bytes for layer in layers)
+def _demand(model: Any, choices: Choices, family: Family) -> None:
+    """What every member of the family has at least one of."""
+    if family.blocks[0]:
+        long = [total for group, total in choices.totals.items() if group[0] == "block" and group[1] > 1]
+        model.add_linear_constraint(mathopt.fast_sum(long) >= 1)
+    if family.nvme[0]:
+        on_nvme = [total for group, total in choices.totals.items() if group == ("nvme",)]
+        model.add_linear_constraint(mathopt.fast_sum(on_nvme) >= 1)
+
+
+def _parked_bytes(problem: Problem) -> int:
+    """The most host memory that optimizer state on NVMe could give back."""
+    most = problem.spared_bytes(replace(problem.shape, parked=len(parkable(problem.facts))))
+    return min(problem.budgets.nvme_bytes, most)
 
 
 def parking_seconds(problem: Problem) -> float:
     """What state does not fit the host is read from NVMe and written back in every step."""
     profile = problem.profile
-    beyond = sum(state_bytes(problem.facts).values()) - problem.budgets.host_bytes
+    beyond = problem.state_bytes - problem.budgets.host_bytes
     return max(0.0, beyond / min(profile.nvme_read_bytes_s, profile.nvme_write_bytes_s))
-
-
-def _split(family: Family) -> list[Family]:
-    """Two halves of the widest range; nothing for a single shape."""
-    for name in ("residents", "weights", "staging"):
-        low, high = getattr(family, name)
-        if low < high:
-            middle = 0 if name == "residents" and not low else (low + high) // 2
-            return [replace(family, **{name: (low, middle)}), replace(family, **{name: (middle + 1, high)})]
-    return []
 
 
 def _counts(choices: Choices, values: dict[Any, float], family: Family) -> Counts:
     totals = {group: round(values[variable]) for group, variable in choices.totals.items()}
-    kept = {group[1:]: number for group, number in totals.items() if group[0] == "kept" and number}
-    shape: Shape = family.smallest
     return Counts(
         blocks={
             group[1]: number for group, number in totals.items() if group[0] == "block" and group[1] > 1 and number
         },
-        away=totals.get(("away", 1), 0),
         nvme=totals.get(("nvme",), 0),
-        kept=kept,
+        kept={group[1:]: number for group, number in totals.items() if group[0] == "kept" and number},
         resident=math.ceil(values[choices.residents] - 0.5) if family.residents[1] else 0,
-        weight_slots=shape.weight_slots,
-        staging_slots=max(shape.staging_slots, min(3, family.staging[1])),
     )

@@ -7,12 +7,10 @@ from dataclasses import replace
 from typing import Literal
 
 from ...jobs.model_facts import ModelFacts
-from ...jobs.policy import MASTER_BYTES, Policy
+from ...jobs.policy import Policy
 from ...jobs.units import format_bytes
-from ..costs import state_bytes
 from ..simulator import predict
 from .answer import Change, Reason
-from .bound import parkable_bytes
 from .full import first_best
 from .search import NoScheduleError, OutOfTimeError, Question
 
@@ -36,8 +34,7 @@ def changes(
 def _smaller_batch(question: Question, facts_at: Callable[[int], ModelFacts] | None) -> Iterator[Change]:
     """The first of half, a quarter, ... of the batch that fits, with as many more micro-batches a step."""
     batch, number = question.facts.micro_batch, question.accumulation
-    state = sum(state_bytes(question.facts).values())
-    while facts_at is not None and batch % 2 == 0 and state <= question.budgets.host_bytes:
+    while facts_at is not None and batch % 2 == 0 and question.state_bytes <= question.budgets.host_bytes:
         batch, number = batch // 2, number * 2
         smaller = replace(question, facts=facts_at(batch), accumulation=number, solved={})
         words = f"micro-batches of {batch} rows instead of {question.facts.micro_batch}, {number} of them a step"
@@ -49,21 +46,21 @@ def _smaller_batch(question: Question, facts_at: Callable[[int], ModelFacts] | N
 
 def _shorter_master(question: Question) -> Iterator[Change]:
     """Without the low halves of the master, with stochastic rounding instead."""
-    spared = question.facts.parameters * (MASTER_BYTES - question.facts.element_bytes)
+    shorter = replace(question, optimizer=question.optimizer.model_copy(update={"master": "bf16_stochastic"}))
+    spared = question.state_bytes - shorter.state_bytes
     if spared:
-        richer = question.with_budgets(host=question.budgets.host_bytes + spared)
         words = (
-            f"a bfloat16 master with stochastic rounding (HybridAdamW(master='bf16_stochastic')): it needs "
+            f"a bfloat16 master with stochastic rounding (optimizer.master: bf16_stochastic): it needs "
             f"{format_bytes(spared)} less host memory than the exact one, and rounds every update"
         )
-        change = _verified(richer, "master", words)
+        change = _verified(shorter, "master", words)
         if change:
             yield change
 
 
 def _state_on_nvme(question: Question) -> Iterator[Change]:
     """Optimizer state and gradients of as many layers as it takes."""
-    facts, size = question.facts, parkable_bytes(question.facts)
+    facts, size = question.facts, question.state_bytes
     if question.budgets.nvme_bytes >= size:
         return
     policy = _any_plan(question.with_budgets(nvme=2 * size))

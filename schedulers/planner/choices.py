@@ -9,11 +9,13 @@ from typing import Any, Final, Literal
 from ortools.math_opt.python import mathopt
 
 from ...jobs.model_facts import ModelFacts
-from ...jobs.policy import LayerPolicy, Policy
+from ...jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
+from ...jobs.policy import LayerPolicy, Parked, Policy
 from ...jobs.policy.artifact import Home
 from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING
 from ..costs import staging_bytes, state_bytes
 from ..hardware import Budgets, HardwareProfile
+from .parking import park_last, spared_bytes
 
 Kept = Literal["matmuls", "all"]
 KEPT: Final[tuple[Kept, ...]] = ("matmuls", "all")
@@ -32,6 +34,8 @@ class Shape:
     weight_slots: int = 2
     staging_slots: int = 2
     resident: frozenset[int] = frozenset()
+    parked: int = 0
+    """Layers whose optimizer state and gradient are on NVMe: the last ones that have any, whose updates come last."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,26 @@ class Problem:
     residents: tuple[int, int] = (0, 0)
     """Fewest and most layers that stay on the GPU beside those of the shape, any of them, as the solver likes."""
     parked_bytes: int = 0
-    """Host memory that optimizer state on NVMe would give back."""
+    """Host memory that optimizer state on NVMe would give back, where that is not the shape's to say."""
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
+
+    @property
+    def state_bytes(self) -> int:
+        """Host memory that the model's state takes with nothing on NVMe."""
+        return sum(state_bytes(self.facts, accumulation=self.accumulation, optimizer=self.optimizer).values())
+
+    def parked(self, shape: Shape) -> Parked:
+        """What a shape has on NVMe beside boundaries."""
+        return Parked.of(park_last(self._plain, self.facts, shape.parked), self.facts)
+
+    def spared_bytes(self, shape: Shape) -> int:
+        """Host memory that it gives back, without the buffers that it passes through."""
+        return spared_bytes(self._plain, self.facts, shape.parked)
+
+    @property
+    def _plain(self) -> Policy:
+        made = Policy.from_homes(self.facts, ["gpu"] * (len(self.facts.layers) + 1), accumulation=self.accumulation)
+        return made.model_copy(update={"optimizer": self.optimizer})
 
 
 class Choices:
@@ -95,7 +118,8 @@ class Choices:
 
     def _rooms(self) -> tuple[int, int]:
         budgets = self.problem.budgets
-        free = budgets.host_bytes - sum(state_bytes(self.facts).values()) + self.problem.parked_bytes
+        spared = self.problem.parked_bytes or self.problem.spared_bytes(self.problem.shape)
+        free = budgets.host_bytes - self.problem.state_bytes + spared
         host = free - staging_bytes(self.facts, "host", self.problem.accumulation)
         self.nvme_staging = NVME_STAGING * self.unit
         return max(0, host), budgets.nvme_bytes if host >= self.nvme_staging else 0
@@ -263,7 +287,7 @@ class Choices:
             layers.append(layer)
         policy = Policy.from_homes(facts, [*homes, "gpu"], accumulation=self.problem.accumulation)
         changes = {"layers": tuple(layers), "weight_slots": shape.weight_slots, "staging_slots": shape.staging_slots}
-        return policy.model_copy(update=changes)
+        return park_last(policy.model_copy(update=changes), facts, shape.parked)
 
 
 def sorts_of(facts: ModelFacts) -> tuple[int, ...]:

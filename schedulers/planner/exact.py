@@ -8,7 +8,7 @@ from ortools.math_opt.python import mathopt
 
 from ...jobs.policy import Policy
 from .choices import Choices, Problem
-from .paper import Status, run_solver, status_of
+from .solver import Status, run_solver, status_of
 from .timing import Timing
 
 
@@ -26,14 +26,23 @@ class Exact:
 
 
 def solve_exact(
-    problem: Problem, *, backend: str = "highs", seconds: float = 20.0, gap: float = 0.005, nodes: int | None = None
+    problem: Problem,
+    *,
+    backend: str = "highs",
+    seconds: float = 20.0,
+    gap: float = 0.004,
+    nodes: int | None = None,
+    enough_s: float = 0.0,
 ) -> Exact:
-    """The fastest policy of the problem's shape, to within ``gap`` unless time or the solver's nodes run out."""
+    """The fastest policy of the problem's shape, to within ``gap``; or the first that takes no more than ``enough_s``.
+
+    ``nodes`` limits the solver's search tree, ``seconds`` all of it.
+    """
     model = mathopt.Model(name="lazytrain-full")
     choices = Choices(model, problem)
     timing = Timing(choices)
     model.minimize(timing.step)
-    result = run_solver(model, backend, seconds, gap, nodes)
+    result = run_solver(model, backend, seconds, gap, nodes, enough_s / problem.horizon_s)
     status, spent = status_of(result), result.solve_time().total_seconds()
     if status == "INFEASIBLE":
         return Exact(status, bound_s=problem.horizon_s, seconds=spent)

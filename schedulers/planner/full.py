@@ -1,12 +1,12 @@
-"""The full planner: local search with the simulator as judge, and a proof of how much faster any policy could be.
+"""The full planner: the exact program of one shape after the other, and a proof of how much faster any policy could be.
 
-The best of the fixed rules and of the paper's plan comes first. Then `bound` says how fast any policy of any shape
-(weight and staging slots, resident layers) could be, and with how many layers doing what; `climb` lays those out and
-improves them. While plan and bound are further apart than the proof asks for, the bound's families of shapes are split,
-each half gives a new start, and at the end the exact program of the best shape (`exact`) is asked for something faster.
-Every policy is lowered, timed by the simulator and its memory checked before it counts, so the step time is the
-simulator's. All work is counted in solves, nodes and simulations, not in seconds: unless the deadline comes first,
-equal questions get equal answers.
+The best of the fixed rules and of the paper's plan comes first. Then policies are looked at in families (`bound`):
+ranges of weight and staging slots, of resident layers, of boundaries on NVMe, of blocks that recompute. The family that
+holds the proof down is split until it is a single shape, whose exact program (`exact`) is solved: the optimum is the
+simulator's step time, so it is a new plan, and the program's bound is one for that shape. The search ends when no
+family can hold a policy that is faster by more than `PROOF`. Every policy is lowered, timed by the simulator and its
+memory checked before it counts. All work is counted in families, programs and the solver's nodes, not in seconds:
+unless the deadline comes first, which the answer then says, equal questions get equal answers.
 """
 
 from __future__ import annotations
@@ -18,191 +18,214 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ...jobs.errors import DoesNotFit
-from ...jobs.policy import Policy
-from ..baselines import every_kth, keep_all, megatrain
+from ...jobs.policy import Policy, lower
+from ...jobs.policy.artifact import Home
+from ..baselines import every_kth, keep_all, megatrain, shortages
 from ..hardware import Budgets
-from ..simulator import simulate
-from .bound import Bound, Certificate, all_shapes, bound_of
+from ..simulator import simulate, step_seconds
+from .bound import Bound, Certificate, bound_of, families_of, parts_of, within
 from .choices import Problem, Shape
-from .climb import Climb
-from .counts import LAYOUTS, Counts, Key, count
-from .exact import solve_exact
+from .exact import Exact, solve_exact
 from .loose import Family
+from .parking import fewest_parked, park_last
 from .search import NoScheduleError, OutOfTimeError, Question, find
 
-PROOF: Final = 0.008
+PROOF: Final = 0.0095
 """Share of the step time by which no policy is proven to be faster, where the search ends."""
+ENOUGH: Final = 0.006
+"""Share of its family's bound within which a policy ends the solver's work on its shape."""
+SPARE: Final = 0.9
+"""Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
+LIKELY: Final = ((2, 3), (3, 3))
+"""Weight and staging slots of the shapes that are tried first."""
 PAPER_SECONDS: Final = 2.0
 """Time for the paper's plan, which is a candidate too."""
-ENOUGH: Final = 0.006
-"""Share of the step time within which of the bound the local search ends."""
-STARTS: Final = 2
-"""How often families are split, each half a start for the local search."""
-THRIFT: Final = (0.15, 0.03)
-"""What a second on a link costs, in seconds of the step, in further starts for the local search."""
-SIMULATIONS: Final = (12, 70)
-"""Fewest and most policies that are simulated from each start; in between `SIMULATED_LAYERS` of them all decide."""
-SIMULATED_LAYERS: Final = 2400
-LONGEST_THOUGHT_S: Final = 9.0
-"""Seconds after which the search ends with what it has: a limit for slow machines, where answers may differ."""
-EXACT_LAYERS: Final = 36
-"""Longest chain for which the exact program is solved at the end."""
-EXACT_NODES: Final = 1200
-"""Nodes of the solver's search tree times layers, after which the exact program is left."""
+FAMILIES: Final = 28
+"""Most families that are bounded."""
+PROGRAMS: Final = 6
+"""Most exact programs that are solved."""
+NODES: Final = 3000
+"""Nodes of the solver's search tree times layers, after which an exact program is left."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
 MOST_MICRO_BATCHES: Final = 2
 """Micro-batches whose timing the exact program sees."""
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The fastest policy so far."""
-
-    policy: Policy
-    step_s: float
+BETTER: Final = 1e-9
+"""Share of the step time by which a policy must be faster to be taken."""
 
 
 @dataclass
 class Search:
-    """One search: the question, the best policy so far, what was proven, and the time spent."""
+    """One search: the question, the best policy so far, what was proven, and the work done."""
 
     question: Question
-    climb: Climb
-    begun: float = field(default_factory=time.monotonic)
     certificate: Certificate = field(default_factory=Certificate)
+    policy: Policy | None = None
+    step_s: float = float("inf")
+    programs: dict[tuple[Shape, int, bool], Exact] = field(default_factory=dict)
+    out_of_time: bool = False
 
     @property
-    def best(self) -> Best:
+    def best(self) -> Policy:
         """The fastest policy so far."""
-        assert self.climb.policy is not None  # a rule that fits comes first
-        return Best(self.climb.policy, self.climb.step_s)
+        assert self.policy is not None  # a rule that fits comes first
+        return self.policy
 
     @property
     def bound_s(self) -> float | None:
         """No policy is faster; None where time ran out before anything was proven."""
-        return min(self.certificate.bound_s, self.best.step_s) if self.certificate.families else None
+        return min(self.certificate.bound_s, self.step_s) if self.certificate.families else None
 
     @property
     def proven(self) -> bool:
-        """Whether no policy is faster by more than the proof asks for."""
-        return self.bound_s is not None and self.bound_s >= self.best.step_s * (1 - PROOF)
+        """Whether no policy of the families so far is faster by more than the proof asks for."""
+        return bool(self.certificate.families) and self.certificate.bound_s >= self.step_s * (1 - PROOF)
 
-    def seconds_left(self) -> float:
-        """Seconds until the deadline, or until enough thought was spent."""
-        return min(self.question.seconds_left(), LONGEST_THOUGHT_S - (time.monotonic() - self.begun))
+    def offer(self, policy: Policy) -> dict[str, int] | None:
+        """Take a policy if it is faster than the best and fits; what it is short of if only memory is in its way."""
+        question, policy = self.question, self.question.own(policy)
+        program = lower(policy, question.facts)
+        step_s = step_seconds(program, question.facts, question.profile)
+        if step_s >= self.step_s * (1 - BETTER):
+            return None
+        short = {
+            s["resource"]: s["shortfall_bytes"] for s in shortages(policy, question.facts, question.budgets, program)
+        }
+        if not short:
+            self.step_s, self.policy = step_s, policy
+        return short
 
     def run(self) -> None:
-        """Bound and climb until the plan is proven, or nothing more is to be tried."""
-        problem = self._problem(Shape())
-        everything = all_shapes(problem)
-        self._start(self._bound(everything))
-        for thrift in THRIFT:
-            if self.proven or self.seconds_left() <= 0:
-                return
-            self._climb_from(self._bound(everything, thrift=thrift))
-        for _ in range(STARTS):
-            if self.proven or self.seconds_left() <= 0 or not self.certificate.refine(self._bound_and_climb):
-                break
-        parked = any(layer.optimizer_home == "nvme" for layer in self.best.policy.layers)
-        if not self.proven and not parked and len(self.question.facts.layers) <= EXACT_LAYERS:
-            self._solve_exactly(shape_of(self.best.policy))
+        """Bound and solve until the plan is proven, or the work that may be done is."""
+        for family in families_of(self._problem()):
+            if not self.certificate.families:
+                self._begin(family)
+            else:
+                self.certificate.add(self._bound(family, share=SPARE * PROOF))
+            while not self.proven and self._goes_on() and self._open(self.certificate.take()):
+                pass
 
-    def _problem(self, shape: Shape) -> Problem:
+    def _begin(self, family: Family) -> None:
+        """Bound the first family, and try the shapes that most often are the best ones at once."""
+        bound = self._bound(family)
+        self.certificate.add(bound)
+        for weights, staging in LIKELY:
+            if not self.proven and self._goes_on():
+                self._solve(replace(bound, family=replace(family, weights=(weights,) * 2, staging=(staging,) * 2)))
+
+    def _open(self, least: Bound) -> bool:
+        """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
+        family = least.family
+        if _is_shape(family) and self._key(least) not in self.programs:
+            exact = self._solve(least)
+            whole = not family.residents[1] and self._covers(least)
+            self.certificate.add(replace(least, bound_s=max(least.bound_s, exact.bound_s)) if whole else least)
+            return True
+        parts = parts_of(family)
+        for part in parts:
+            bound = self._bound(part, share=SPARE * PROOF)
+            self.certificate.add(replace(bound, bound_s=max(bound.bound_s, least.bound_s)))
+        if not parts:
+            self.certificate.add(least)
+        return bool(parts)
+
+    def _goes_on(self) -> bool:
+        """Whether there is work left that may be done."""
+        self.out_of_time = self.question.seconds_left() <= 0
+        return not self.out_of_time and self.certificate.solved < FAMILIES and len(self.programs) < PROGRAMS
+
+    def _problem(self) -> Problem:
         question = self.question
         return Problem(
-            question.facts, question.profile, question.budgets, shape, self.best.step_s, question.longest_block
+            question.facts,
+            question.profile,
+            question.budgets,
+            Shape(),
+            self.step_s,
+            question.longest_block,
+            question.accumulation,
+            optimizer=question.optimizer,
         )
 
-    # ---- bounds and starts
-
-    def _bound(self, family: Family, *, thrift: float = 0.0) -> Bound:
-        question = self.question
+    def _bound(self, family: Family, *, share: float = 0.0) -> Bound:
+        """The family's bound, or that nobody in it is faster than the best by more than a share."""
+        question, problem = self.question, replace(self._problem(), horizon_s=self.step_s * (1 - share))
         return bound_of(
-            self._problem(Shape()),
+            problem,
             family,
             backend=question.backend,
-            deadline=time.monotonic() + max(0.0, self.seconds_left()),
+            deadline=question.deadline,
             accumulation=question.accumulation,
-            thrift=thrift,
         )
-
-    def _start(self, bound: Bound) -> None:
-        self.certificate.add(bound)
-        self._climb_from(bound)
-
-    def _bound_and_climb(self, family: Family) -> Bound:
-        bound = self._bound(family)
-        self._climb_from(bound)
-        return bound
-
-    def _climb_from(self, bound: Bound) -> None:
-        """Improve the family's counts, or at least the best policy so far."""
-        climb = self.climb
-        few, many = SIMULATIONS
-        number = SIMULATED_LAYERS // (len(self.question.facts.layers) * self.question.accumulation)
-        most = climb.simulated + max(few, min(many, number))
-        here = Climb(self.question, until_s=self._enough_s, simulated=climb.simulated)
-        for counts in _variants(bound.counts) if bound.counts else ():
-            here.try_counts(counts)
-        if here.counts is None and climb.policy is not None:
-            here.counts, here.step_s = count(climb.policy, self.question.facts), climb.step_s
-        here.improve(most=most, seconds_left=self.seconds_left)
-        climb.take(here)
-
-    @property
-    def _enough_s(self) -> float:
-        bound_s = self.certificate.bound_s if self.certificate.families else 0.0
-        return bound_s / (1 - ENOUGH)
 
     # ---- the exact program
 
-    def _solve_exactly(self, shape: Shape) -> None:
-        """Ask for a policy of this shape that is faster; tighten until it fits."""
+    def _solve(self, least: Bound) -> Exact:
+        """The fastest policy of a family's shape; its memory is tightened until it fits."""
         question, layers = self.question, len(self.question.facts.layers)
-        accumulation = question.accumulation if question.accumulation <= MOST_MICRO_BATCHES else 1
-        problem = replace(self._problem(shape), horizon_s=self._modelled_s(accumulation), accumulation=accumulation)
+        accumulation = min(question.accumulation, MOST_MICRO_BATCHES)
+        shape, longest, nvme = self._key(least)
+        problem = within(replace(self._problem(), shape=shape, accumulation=accumulation), least.family)
+        budgets = problem.budgets if nvme else problem.budgets.model_copy(update={"nvme_bytes": 0})
+        problem = replace(problem, budgets=budgets, longest_block=longest, horizon_s=self._modelled_s(accumulation))
+        first: Exact | None = None
         for _ in range(TRIES):
-            left = self.seconds_left()
-            if left <= 0:
-                return
             exact = solve_exact(
-                problem, backend=question.backend, seconds=left, gap=PROOF / 2, nodes=EXACT_NODES // layers
+                problem,
+                backend=question.backend,
+                seconds=question.seconds_left(),
+                nodes=NODES // layers,
+                enough_s=least.bound_s / (1 - ENOUGH) if accumulation == question.accumulation else 0.0,
             )
+            first = first or exact
             if exact.policy is None:
-                return
-            policy = exact.policy.model_copy(update={"accumulation": question.accumulation})
-            short = self.climb.offer(policy)
-            if not short:
-                return
+                break
+            short = self.offer(exact.policy.model_copy(update={"accumulation": question.accumulation}))
+            if not short or "nvme" in short:
+                break
             problem = replace(problem, budgets=_less(problem.budgets, short))
+        assert first is not None
+        if accumulation < question.accumulation:
+            first = replace(first, bound_s=0.0)  # of another step
+        self.programs[self._key(least)] = first
+        return first
+
+    def _key(self, least: Bound) -> tuple[Shape, int, bool]:
+        """The exact program of a family: its shape, the longest block, and whether boundaries may be on NVMe."""
+        family, counts, facts = least.family, least.counts, self.question.facts
+        number = counts.resident if counts else family.residents[0]
+        number = max(family.residents[0], min(family.residents[1], number))
+        resident = frozenset(_spread(len(facts.layers), number))
+        parked = sum(layer.optimizer_home == "nvme" for layer in self.best.layers)
+        shape = Shape(family.weights[0], family.staging[0], resident, parked)
+        longest = max(2, counts.longest_block if counts else 2) if family.blocks[1] else 1
+        return shape, longest, bool(family.nvme[1]) and (counts is None or counts.nvme > 0 or family.nvme[0] > 0)
+
+    def _covers(self, least: Bound) -> bool:
+        """Whether the exact program leaves out nobody of the family."""
+        shape, longest, nvme = self._key(least)
+        blocks = not least.family.blocks[1] or longest >= self.question.longest_block
+        return blocks and nvme == bool(least.family.nvme[1]) and not shape.parked
 
     def _modelled_s(self, accumulation: int) -> float:
         """The best policy's step time with as many micro-batches as the exact program sees."""
-        policy = self.best.policy.model_copy(update={"accumulation": accumulation})
+        policy = self.best.model_copy(update={"accumulation": accumulation})
         return simulate(policy, self.question.facts, self.question.profile).step_s
 
 
-def _variants(counts: Counts) -> Iterator[Counts]:
-    """The counts in every layout, and with less swapped."""
-    on_gpu = {key: number for key, number in counts.kept.items() if key[2] == "gpu"}
-    halved = dict(counts.kept)
-    for key, number in counts.kept.items():
-        if key[1:] == ("all", "host"):
-            del halved[key]
-            less: Key = (key[0], "matmuls", "host")
-            halved[less] = halved.get(less, 0) + number
-    for kept in (counts.kept, halved, on_gpu):
-        for layout in LAYOUTS if counts.blocks else LAYOUTS[:4]:
-            yield counts.change(kept=kept, layout=layout)
+def _is_shape(family: Family) -> bool:
+    return family.weights[0] == family.weights[1] and family.staging[0] == family.staging[1]
+
+
+def _spread(layers: int, number: int) -> list[int]:
+    """``number`` of the layers, evenly spread."""
+    return [int((k + 0.5) * layers / number) for k in range(number)]
 
 
 def search_full(question: Question) -> Search:
     """Search for the fastest policy. Raises NoScheduleError or OutOfTimeError if nothing fits or was found."""
-    begun = time.monotonic()
-    first = first_best(question)
-    search = Search(question, Climb(question), begun)
-    search.climb.offer(first)
+    search = Search(question)
+    search.offer(first_best(question))
     search.run()
     return search
 
@@ -213,24 +236,18 @@ def _less(budgets: Budgets, short: dict[str, int]) -> Budgets:
     return budgets.model_copy(update={"gpu_bytes": budgets.gpu_bytes - gpu, "host_bytes": budgets.host_bytes - host})
 
 
-def shape_of(policy: Policy) -> Shape:
-    """The shape of a policy."""
-    resident = frozenset(layer.index for layer in policy.layers if layer.resident)
-    return Shape(policy.weight_slots, policy.staging_slots, resident)
-
-
 def first_best(question: Question) -> Policy:
     """The fastest fixed rule that fits, or the paper's plan; where none does, a plan with optimizer state on NVMe, or
     one with copies out one by one."""
-    climb = Climb(question)
+    search = Search(question)
     for policy in _rules(question):
-        climb.offer(policy)
-    if climb.policy is None and question.budgets.nvme_bytes:
-        layers = len(question.facts.layers)
-        for length in range(1, question.longest_block + 1):
-            blocks = {length: layers // length} if length > 1 else {}
-            climb.try_counts(Counts(blocks=blocks, staging_slots=2))
-    return climb.policy or find(replace(question, staging_slots=1)).policy
+        search.offer(policy)
+    for interval in range(1, question.longest_block + 1) if question.budgets.nvme_bytes else ():
+        if search.policy is not None:
+            break
+        for policy in _parked(question, interval):
+            search.offer(policy)
+    return search.policy or find(replace(question, staging_slots=1)).policy
 
 
 def _rules(question: Question) -> Iterator[Policy]:
@@ -239,12 +256,32 @@ def _rules(question: Question) -> Iterator[Policy]:
     yield megatrain(facts, accumulation=accumulation)
     for interval in range(1, question.longest_block + 1):
         with suppress(DoesNotFit):
-            yield every_kth(facts, question.profile, question.budgets, interval=interval, accumulation=accumulation)
+            yield every_kth(
+                facts,
+                question.profile,
+                question.budgets,
+                interval=interval,
+                accumulation=accumulation,
+                optimizer=question.optimizer,
+            )
             break  # longer blocks recompute more
     else:
         return  # where no rule fits, the time goes to finding anything that does
     with suppress(NoScheduleError, OutOfTimeError):
         yield paper_plan(question)
+
+
+def _parked(question: Question, interval: int) -> Iterator[Policy]:
+    """Every ``interval``-th boundary in one tier, and on NVMe the optimizer state that the host has no room for."""
+    facts, layers = question.facts, len(question.facts.layers)
+    tiers: tuple[Home, ...] = ("gpu", "host", "nvme")
+    for tier in tiers:
+        homes: list[Home] = ["recompute" if i % interval else tier for i in range(layers)]
+        made = question.own(Policy.from_homes(facts, [*homes, "gpu"], accumulation=question.accumulation))
+        short = {s["resource"]: s["shortfall_bytes"] for s in shortages(made, facts, question.budgets)}
+        number = fewest_parked(made, facts, short.get("host_memory", 0))
+        if number is not None:
+            yield park_last(made, facts, number)
 
 
 def paper_plan(question: Question) -> Policy:

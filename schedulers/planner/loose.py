@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from ortools.math_opt.python import mathopt
 
-from ..costs import BACKWARD_FORWARDS, REFORWARD
 from .choices import Choices, Shape, Term
-from .ring import Ring, Use
+from .ring import Ring
 from .timing import Micro, Timing
 
 MOST_SEEN = 2
@@ -24,11 +23,18 @@ MOST_SEEN = 2
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Shapes from the fewest to the most of each kind of slot, and of resident layers; both ends belong to it."""
+    """Policies by the fewest and the most of what they have; both ends belong to it."""
 
     weights: tuple[int, int]
+    """Weight slots."""
     staging: tuple[int, int]
-    residents: tuple[int, int]
+    """Staging slots."""
+    residents: tuple[int, int] = (0, 0)
+    """Resident layers."""
+    nvme: tuple[int, int] = (0, 0)
+    """Boundaries on NVMe."""
+    blocks: tuple[int, int] = (0, 0)
+    """Blocks that recompute."""
 
     @property
     def smallest(self) -> Shape:
@@ -47,9 +53,8 @@ class LooseTiming(Timing):
         self.loaded_since: Term = 0.0
         self.between = accumulation - MOST_SEEN
         self.stays: list[Term] = []
-        self.backward_s: list[Term] = []
         self.most_slots = family.weights[1] + family.residents[1]
-        super().__init__(choices, Shape(self.most_slots, family.staging[1]))
+        super().__init__(choices, Shape(self.most_slots, family.staging[1], parked=choices.problem.shape.parked))
 
     def _add_micro_batch(self, micro: Micro) -> None:
         if not micro.number or self.between <= 0:
@@ -63,48 +68,13 @@ class LooseTiming(Timing):
             each = mathopt.fast_sum(self.lasting[stream][number:])
             self.model.add_linear_constraint(repeated == self.between * each)
 
-    def _add_forward(self, micro: Micro) -> None:
-        super()._add_forward(micro)
-        self._add_stalls(micro.forwards, self._forward_stalls())
+    @property
+    def _slots_ahead(self) -> int:
+        return self.family.weights[1]
 
-    def _add_backward(self, micro: Micro) -> None:
-        super()._add_backward(micro)
-        backwards = [micro.uses[Use("backward", i)] for i in reversed(range(self.layers))]
-        self._add_stalls(backwards, self._backward_stalls(), self.backward_s[-self.layers :])
-
-    def _add_stalls(self, ends: list[Term], stalls: list[Term], seconds: list[Term] | None = None) -> None:
-        """Compute from the first end to the last takes its own time and all stalls.
-
-        Internals that are swapped have the compute of a few layers to hide behind; what is longer stalls the layer that
-        waits for them. The longest path can go through every such copy: from one it goes on to the next, or along
-        compute, and what it skips is never more than what the copy's part in hiding was counted for.
-        """
-        own = seconds or [self._forward(layer) for layer in self.facts.layers]
-        total = mathopt.fast_sum([*own[1:], *stalls])
-        self.model.add_linear_constraint(ends[-1] >= ends[0] + total)
-
-    def _stalls(self, layers: range, rate: float, hidden_s: float, *, with_load: bool = False) -> list[Term]:
-        facts = self.facts.layers
-        beside = [layer.weight_bytes if with_load else 0 for layer in facts]
-        return [
-            max(0.0, (facts[i].kept_bytes(kept) + beside[i]) * self._per_byte(rate) - hidden_s) * variable
-            for i in layers
-            for (_, kept, home), variable in self.choices.kept_of(i)
-            if home == "host"
-        ]
-
-    def _forward_stalls(self) -> list[Term]:
-        longest = max(self._forward(layer) for layer in self.facts.layers) + self._overhead
-        layers = range(max(0, self.layers - self.staging))
-        return self._stalls(layers, self.profile.d2h_bytes_s, self.staging * longest)
-
-    def _backward_stalls(self) -> list[Term]:
-        forwards = REFORWARD["none"] + BACKWARD_FORWARDS
-        longest = forwards * max(self._forward(layer) for layer in self.facts.layers) + self._overhead
-        between = self.family.weights[1] - 1
-        layers = range(max(0, self.layers - 1 - self.family.weights[1]))
-        waits = not self.family.residents[1]  # with none, a layer's weights come when its internals may
-        return self._stalls(layers, self.profile.h2d_bytes_s, between * longest, with_load=waits)
+    @property
+    def _has_residents(self) -> bool:
+        return bool(self.family.residents[1])
 
     def _held(self, count: int) -> list[Term]:
         """For each layer, how much of it is still there; of all layers together as much as there are slots."""
@@ -162,7 +132,6 @@ class LooseTiming(Timing):
         self.loaded_since = self._end(late, self.loaded_since)
         self._on("compute", self._recomputed_seconds(end), self.moved_until, *self._gradients_due(), *copies)
         self._add_backward_compute(micro, i, loaded, self.loaded_since, self.moved_until, *copies)
-        self.backward_s.append(self.lasting["compute"][-1])
 
     def _moved(self, i: int) -> Term:
         """Bytes of boundary and internals that come back before the backward of layer ``i``."""

@@ -12,19 +12,15 @@ symmetry of equal layers by further constraints only made it slower.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from ortools.math_opt.python import mathopt
 
-from ...jobs.errors import InputError, LazytrainError
 from ...jobs.policy.artifact import Home
 from .instance import Instance, Link, price
+from .solver import GAP, Status, run_solver, status_of
 
-Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "NO_SOLUTION"]
 Tier = Literal["gpu", "host", "nvme"]
-BACKENDS: Final = {"highs": mathopt.SolverType.HIGHS, "gscip": mathopt.SolverType.GSCIP}
-GAP: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,42 +151,6 @@ class _Model:
 def _run(model: _Model, goal: Tier | None, backend: str, seconds: float) -> Any:
     model.model.minimize(model.cost() if goal is None else model.bytes_in(goal))
     return run_solver(model.model, backend, seconds, GAP)
-
-
-def run_solver(model: Any, backend: str, seconds: float, gap: float, nodes: int | None = None) -> Any:
-    """Solve a MathOpt model, until ``seconds`` or ``nodes`` of the search tree are spent.
-
-    Raises InputError for an unknown backend, LazytrainError where the solver fails.
-    """
-    if backend not in BACKENDS:
-        raise InputError(f"no solver backend is called {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
-    parameters = mathopt.SolveParameters(
-        time_limit=timedelta(seconds=max(0.0, seconds)),
-        relative_gap_tolerance=gap,
-        absolute_gap_tolerance=GAP,
-        node_limit=nodes,
-    )
-    try:
-        return mathopt.solve(model, BACKENDS[backend], params=parameters)
-    except (AttributeError, RuntimeError, ValueError) as error:  # MathOpt lets some solver errors out as these
-        raise LazytrainError(
-            f"the solver {backend} failed: {error}",
-            hint=f"try another backend: {', '.join(b for b in BACKENDS if b != backend)}",
-        ) from error
-
-
-def status_of(result: Any) -> Status:
-    """What a MathOpt result proves."""
-    reason = result.termination.reason
-    if reason == mathopt.TerminationReason.OPTIMAL:
-        return "OPTIMAL"
-    if reason in (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED):
-        return "INFEASIBLE"
-    if result.has_primal_feasible_solution():
-        return "FEASIBLE"
-    if reason == mathopt.TerminationReason.NO_SOLUTION_FOUND:
-        return "NO_SOLUTION"
-    raise LazytrainError(f"the solver stopped with {reason.name}: {result.termination.detail}")
 
 
 def _decode(instance: Instance, values: dict[Any, float]) -> tuple[Home, ...]:

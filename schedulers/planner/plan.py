@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ...jobs.errors import DoesNotFit, InputError, OutOfTime
 from ...jobs.model_facts import ModelFacts
+from ...jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ...jobs.policy import Certificate, Policy, Predicted
 from ..baselines import every_kth, keep_all, megatrain, shortages
 from ..hardware import Budgets, HardwareProfile
@@ -18,9 +19,9 @@ from .answer import Plan, Reason, Solver
 from .changes import changes
 from .full import first_best, paper_plan, search_full
 from .instance import LONGEST_BLOCK
-from .paper import BACKENDS
 from .reasons import explain
 from .search import NoScheduleError, OutOfTimeError, Question, find
+from .solver import BACKENDS
 
 RULES: Final = ("megatrain", "every_layer", "keep_all")
 PROVEN_GAP: Final = 0.01
@@ -39,6 +40,7 @@ def plan(
     solve_seconds: float = 20.0,
     backend: str = "highs",
     accumulation: int = 1,
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER,
     facts_at: Callable[[int], ModelFacts] | None = None,
 ) -> Plan:
     """Decide the policy for ``facts`` on ``profile`` and say what it will take.
@@ -46,7 +48,8 @@ def plan(
     ``planner`` is ``full`` (everything the executor can do, timed as the simulator does), ``paper`` (the MILP of the
     LazyTrain paper), ``every_layer``, ``megatrain`` or ``keep_all``. Memory is text such as
     ``"70GB"`` or bytes and replaces what the profile offers. Every policy handed out was lowered and its memory
-    checked. When time runs out the best plan found is returned with its gap, or else a rule's, flagged ``FALLBACK``.
+    checked. ``optimizer`` says how much host memory a parameter takes. When time runs out the best plan found is
+    returned with its gap, or else a rule's, flagged ``FALLBACK``.
     Where nothing fits the answer says why, and which changes would help; with ``facts_at``, the model's facts at any
     micro-batch, a smaller one is among them. Raises InputError for an unknown planner, backend or amount of memory,
     OutOfTime if time ran out and no rule fits.
@@ -56,7 +59,8 @@ def plan(
     if accumulation < 1:
         raise InputError(f"a step has at least 1 micro-batch, not {accumulation}")
     budgets = Budgets.of(profile, gpu_memory=gpu_memory, host_memory=host_memory, nvme=nvme)
-    question = Question(facts, profile, budgets, accumulation, backend, time.monotonic() + solve_seconds)
+    deadline = time.monotonic() + solve_seconds
+    question = Question(facts, profile, budgets, accumulation, backend, deadline, optimizer=optimizer)
     try:
         policy, solver = _PLANNERS[planner](question)
     except DoesNotFit as error:
@@ -74,11 +78,13 @@ def fits(
     host_memory: str | int | None = None,
     nvme: str | int | None = None,
     accumulation: int = 1,
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER,
     seconds: float = 5.0,
 ) -> bool:
     """Whether any policy is found that fits; much quicker than `plan`, which looks for the best one and for reasons."""
     budgets = Budgets.of(profile, gpu_memory=gpu_memory, host_memory=host_memory, nvme=nvme)
-    question = Question(facts, profile, budgets, accumulation, "highs", time.monotonic() + seconds)
+    deadline = time.monotonic() + seconds
+    question = Question(facts, profile, budgets, accumulation, "highs", deadline, optimizer=optimizer)
     try:
         first_best(question)
     except (NoScheduleError, OutOfTimeError):
@@ -128,15 +134,16 @@ def _full(question: Question) -> tuple[Policy, Solver]:
     except OutOfTimeError:
         policy, solver = _fallback(question)
         return policy, solver.model_copy(update={"planner": "full"})
-    objective_s, bound_s = search.best.step_s, search.bound_s
+    objective_s, bound_s = search.step_s, search.bound_s
     gap = None if bound_s is None else 1 - bound_s / objective_s
-    return search.best.policy, Solver(
+    return search.best, Solver(
         planner="full",
         backend=question.backend.upper(),
         status="OPTIMAL" if gap is not None and gap <= PROVEN_GAP else "FEASIBLE",
         objective_s=_round(objective_s),
         bound_s=None if bound_s is None else _round(bound_s),
         gap=None if gap is None else _round(gap),
+        out_of_time=search.out_of_time,
         seconds=time.monotonic() - begun,
     )
 
@@ -151,12 +158,12 @@ def _every_layer(question: Question) -> tuple[Policy, Solver]:
 
 
 def _megatrain(question: Question) -> tuple[Policy, Solver]:
-    policy = megatrain(question.facts, accumulation=question.accumulation)
+    policy = question.own(megatrain(question.facts, accumulation=question.accumulation))
     return _fitting(question, policy, "megatrain"), Solver(planner="megatrain", status="RULE")
 
 
 def _keep_all(question: Question) -> tuple[Policy, Solver]:
-    policy = keep_all(question.facts, accumulation=question.accumulation)
+    policy = question.own(keep_all(question.facts, accumulation=question.accumulation))
     return _fitting(question, policy, "keep_all"), Solver(planner="keep_all", status="RULE")
 
 
@@ -178,7 +185,12 @@ _PLANNERS: Final[dict[str, Callable[[Question], tuple[Policy, Solver]]]] = {
 
 def _every_kth(question: Question, interval: int) -> Policy:
     return every_kth(
-        question.facts, question.profile, question.budgets, interval=interval, accumulation=question.accumulation
+        question.facts,
+        question.profile,
+        question.budgets,
+        interval=interval,
+        accumulation=question.accumulation,
+        optimizer=question.optimizer,
     )
 
 

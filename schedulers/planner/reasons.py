@@ -7,7 +7,7 @@ from typing import Any, Final
 from ...jobs.policy import Policy, lower
 from ...jobs.units import format_bytes
 from ..baselines import shortage
-from ..costs import staging_bytes, state_bytes
+from ..costs import staging_bytes
 from .paper import Tier, least_bytes
 from .search import Attempt, NoScheduleError, OutOfTimeError, Question, find
 
@@ -72,7 +72,7 @@ def _plenty(question: Question) -> int:
     """More bytes than any plan for the question could use in a tier."""
     facts = question.facts
     everything = Policy.from_homes(facts, ["gpu"] * len(facts.boundary_bytes), accumulation=question.accumulation)
-    host = sum(state_bytes(facts).values()) + staging_bytes(facts, "nvme", question.accumulation)
+    host = question.state_bytes + staging_bytes(facts, "nvme", question.accumulation)
     return max(host, lower(everything, facts).peak_bytes("gpu")) + 2 * sum(facts.boundary_bytes)
 
 
@@ -82,7 +82,7 @@ def _reason(question: Question, tier: Tier, needed: int, others: str) -> dict[st
     hints = {
         "gpu": f"give the plan {more} more GPU memory, or use a smaller batch or shorter rows",
         "host": f"give the job {more} more host memory; the model's state alone takes "
-        f"{format_bytes(sum(state_bytes(question.facts).values()))}",
+        f"{format_bytes(question.state_bytes)}",
         "nvme": f"give boundaries {more} more room on NVMe",
     }
     return shortage(RESOURCES[tier], needed, available, hints[tier] + others)

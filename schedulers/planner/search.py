@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ...jobs.model_facts import ModelFacts
+from ...jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ...jobs.policy import Policy, Program, lower
 from ..baselines import host_rooms, shortages
+from ..costs import state_bytes
 from ..hardware import Budgets, HardwareProfile
 from .instance import LONGEST_BLOCK, Instance, make_instance, price
 from .paper import Solution, Tier, solve
@@ -27,6 +29,7 @@ class Question:
     """`time.monotonic` at which to stop."""
     staging_slots: int = 2
     longest_block: int = LONGEST_BLOCK
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
     solved: dict[Instance, Solution] = field(default_factory=dict, compare=False, repr=False)
     """Problems proven so far: tightening comes back to the same ones, above all when nothing fits."""
 
@@ -38,6 +41,15 @@ class Question:
         """The same question with the budgets of some tiers replaced."""
         changes = {f"{tier}_bytes": size for tier, size in bytes_by_tier.items()}
         return replace(self, budgets=self.budgets.model_copy(update=changes))
+
+    @property
+    def state_bytes(self) -> int:
+        """Host memory that the model's state takes with nothing on NVMe."""
+        return sum(state_bytes(self.facts, accumulation=self.accumulation, optimizer=self.optimizer).values())
+
+    def own(self, policy: Policy) -> Policy:
+        """The policy for this question's optimizer and machine."""
+        return policy.model_copy(update={"optimizer": self.optimizer, "hardware_digest": self.profile.digest})
 
     def seconds_left(self) -> float:
         """Seconds until the deadline, at least 0."""
@@ -55,7 +67,7 @@ class Question:
     def policy(self, solution: Solution) -> Policy:
         """The solution as a policy."""
         made = Policy.from_homes(self.facts, solution.homes, accumulation=self.accumulation)
-        return made.model_copy(update={"hardware_digest": self.profile.digest, "staging_slots": self.staging_slots})
+        return self.own(made.model_copy(update={"staging_slots": self.staging_slots}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +206,7 @@ def _rooms(question: Question) -> Iterator[Budgets]:
     everything = Policy.from_homes(facts, ["gpu"] * len(facts.boundary_bytes), accumulation=question.accumulation)
     everything = everything.model_copy(update={"staging_slots": question.staging_slots})
     base = lower(everything, facts).peak_bytes("gpu") - sum(facts.boundary_bytes)
-    without, with_nvme = host_rooms(facts, budgets, question.accumulation)
+    without, with_nvme = host_rooms(facts, budgets, question.accumulation, question.optimizer)
     yield Budgets(gpu_bytes=budgets.gpu_bytes - base, host_bytes=without, nvme_bytes=0)
     if budgets.nvme_bytes:
         yield Budgets(gpu_bytes=budgets.gpu_bytes - base, host_bytes=with_nvme, nvme_bytes=budgets.nvme_bytes)

@@ -19,7 +19,15 @@ from ortools.math_opt.python import mathopt
 
 from ...jobs.model_facts import UnitFacts
 from ...jobs.policy.lowering import GRADIENT_STAGING, HEAD_AHEAD
-from ..costs import HOST_PASSES, LINK_RATES, REFORWARD, backward_forwards, forward_seconds, update_traffic
+from ...jobs.policy.parked import RING, update_phase
+from ..costs import (
+    HOST_PASSES,
+    LINK_RATES,
+    backward_forwards,
+    forward_seconds,
+    op_seconds,
+    update_traffic,
+)
 from .choices import Choices, Edge, Shape, Term
 from .ring import Access, Ring, Use
 
@@ -60,6 +68,9 @@ class Timing:
         shape = shape or self.problem.shape
         self.staging = shape.staging_slots
         self.ring = Ring(self.layers, shape.weight_slots, shape.resident)
+        self.parked = self.problem.parked(shape)
+        self.written: dict[int, Term] = {}
+        self.backward_s: list[Term] = []
         by_name = {unit.name: i for i, unit in enumerate(self.units)}
         self.owner = [by_name.get(unit.shares_weights_with, i) for i, unit in enumerate(self.units)]
         self.parts_left = Counter({u: self.owner.count(u) * self.problem.accumulation for u in set(self.owner)})
@@ -142,13 +153,22 @@ class Timing:
         return [end if not micro.number else end + chosen - 1 for end, chosen in due]
 
     def _add_updates(self) -> None:
-        self.updated = [0.0] * len(self.units)
-        end = 0.0
-        for u, unit in enumerate(self.units):
-            if self.owner[u] == u:
-                end += unit.trainable_parameters / self.profile.update_parameters_s * self.scale
-            self.updated[u] = end if self.owner[u] == u else self.updated[self.owner[u]]
-        self.last["cpu"] = end
+        """The updates of the step before: nothing in them is chosen, so their times are numbers."""
+        learning = [u for u, unit in enumerate(self.units) if self.owner[u] == u and unit.gradient_bytes]
+        labels, sizes = [str(u) for u in range(len(self.units))], [unit.gradient_bytes for unit in self.units]
+        ends: dict[str, float] = {}
+        for op in update_phase(self.parked, learning, labels, sizes, self._host_gradient_bytes):
+            lasts = op_seconds(op, self.facts, self.profile) * self.scale
+            ends[op.id] = max([self.last[op.stream], *(ends[name] for name in op.after)]) + lasts
+            self.last[op.stream] = ends[op.id]
+            if op.stream != "cpu":
+                self.lasting[op.stream].append(lasts)
+        self.updated = [ends.get(f"update.{owner}", 0.0) for owner in self.owner]
+        self.gradient_ring = [ends[f"update.{u}"] for u in learning if u in self.parked.gradients]
+
+    def _host_gradient_bytes(self, unit: int) -> int:
+        elements = self.units[unit].gradient_bytes // self.facts.element_bytes
+        return elements * (4 if self.parts_total[unit] > 1 else self.facts.element_bytes)
 
     def _add_host_memory(self) -> None:
         """All that reads or writes host memory shares its bandwidth."""
@@ -178,10 +198,11 @@ class Timing:
                 micro.swaps.append(end)
         for u in range(self.first + self.layers, self.head + 1):
             load = [self._load_unit(u, HEAD_AHEAD)]
-            forwards = 1.0 if u < self.head else 1.0 + backward_forwards(self.units[u])
+            forwards = 1.0 if u < self.head else 1.0 + backward_forwards(self.units[u], self.profile)
             self._compute(forwards, self.units[u], *load, *self._copies_due(micro, u - self.first))
         micro.after_forward = self.mains[-(self.head + 1 - self.first) + 1 :]
         self._add_reads(micro)
+        self._add_stalls(micro.forwards, self._forward_stalls())
 
     def _load_forward(self, micro: Micro, i: int) -> list[Term]:
         if micro.number and self.ring.stays_from_backward(i):
@@ -244,6 +265,8 @@ class Timing:
         for u in range(self.first - 1, -1, -1):
             self._compute(self._again(self.units[u]), self.units[u], self._load_unit(u, 2))
             self._add_gradient(u)
+        backwards = [micro.uses[Use("backward", i)] for i in reversed(range(self.layers))]
+        self._add_stalls(backwards, self._backward_stalls(), self.backward_s[-self.layers :])
 
     def _add_layer_backward(self, micro: Micro, i: int, copies: list[Term]) -> None:
         """The recomputes of a block that ends after layer ``i``, and its backward."""
@@ -260,10 +283,11 @@ class Timing:
     def _add_backward_compute(self, micro: Micro, i: int, *after: Term) -> None:
         """A layer's backward, with the part of its forward that was not kept."""
         spared = mathopt.fast_sum(
-            (REFORWARD["none"] - REFORWARD[kept]) * variable for (_, kept, _), variable in self.choices.kept_of(i)
+            (1 - self.profile.reforward(kept)) * variable for (_, kept, _), variable in self.choices.kept_of(i)
         )
         forwards = self._again(self.facts.layers[i]) - spared
         micro.uses[Use("backward", i)] = self._compute(forwards, self.facts.layers[i], *after)
+        self.backward_s.append(self.lasting["compute"][-1])
 
     def _add_fetch(self, micro: Micro, layer: int, end: int) -> None:
         """All that comes to the GPU before ``layer`` first runs in the block that ends at ``end``."""
@@ -334,7 +358,7 @@ class Timing:
 
     def _again(self, unit: UnitFacts) -> float:
         """Forwards' worth of work in running a unit again and differentiating it."""
-        return REFORWARD["none"] + backward_forwards(unit)
+        return 1 + backward_forwards(unit, self.profile)
 
     def _add_gradient(self, u: int) -> None:
         """Copy a gradient out, add it to what its master has, and sum its squares when it is the last."""
@@ -345,15 +369,70 @@ class Timing:
         waits = [self.mains[-1]]
         if adds and len(self.accumulates) >= GRADIENT_STAGING:
             waits.append(self.accumulates[-GRADIENT_STAGING])
-        landed = self._on("d2h", size * self._per_byte(self.profile.d2h_bytes_s), *waits)
+        parked = owner in self.parked.gradients
+        on_host, profile = self._host_gradient_bytes(owner), self.profile
+        empty = [self.gradient_ring[-RING]] if parked and len(self.gradient_ring) >= RING else []
+        sums: list[Term] = []
+        if parked and adds:
+            sums = [
+                self._on("nvme_read", on_host * self._per_byte(profile.nvme_read_bytes_s), self.written[owner], *empty)
+            ]
+        landed = self._on("d2h", size * self._per_byte(profile.d2h_bytes_s), *waits, *([] if adds else empty))
         self.gradients.append(landed)
-        per_byte = self._per_byte(self.profile.host_bytes_s)
+        per_byte = self._per_byte(profile.host_bytes_s)
         if adds:
-            landed = self._on("cpu", HOST_PASSES["accumulate"] * size * per_byte, landed)
+            landed = self._on("cpu", HOST_PASSES["accumulate"] * size * per_byte, landed, *sums)
             self.accumulates.append(landed)
         self.parts_left[owner] -= 1
         if not self.parts_left[owner]:
-            self._on("cpu", HOST_PASSES["norm"] * self.units[owner].gradient_bytes * per_byte, landed)
+            landed = self._on("cpu", HOST_PASSES["norm"] * self.units[owner].gradient_bytes * per_byte, landed)
+        if parked:
+            self.written[owner] = self._on("nvme_write", on_host * self._per_byte(profile.nvme_write_bytes_s), landed)
+            self.gradient_ring.append(self.written[owner])
+
+    # ---- stalls: implied by the rest for whole choices, and what makes the bound of choices in parts a tight one
+
+    @property
+    def _slots_ahead(self) -> int:
+        """Layers for which internals may come ahead, its own included."""
+        return self.ring.slots
+
+    @property
+    def _has_residents(self) -> bool:
+        return bool(self.ring.resident)
+
+    def _add_stalls(self, ends: list[Term], stalls: list[Term], seconds: list[Term] | None = None) -> None:
+        """Compute from the first end to the last takes its own time and all stalls.
+
+        Internals that are swapped have the compute of a few layers to hide behind; what is longer stalls the layer that
+        waits for them. The longest path can go through every such copy: from one it goes on to the next, or along
+        compute, and what it skips is never more than what the copy's part in hiding was counted for.
+        """
+        own = seconds or [self._forward(layer) for layer in self.facts.layers]
+        total = mathopt.fast_sum([*own[1:], *stalls])
+        self.model.add_linear_constraint(ends[-1] >= ends[0] + total)
+
+    def _stalls(self, layers: range, rate: float, hidden_s: float, *, with_load: bool = False) -> list[Term]:
+        facts = self.facts.layers
+        beside = [layer.weight_bytes if with_load else 0 for layer in facts]
+        return [
+            max(0.0, (facts[i].kept_bytes(kept) + beside[i]) * self._per_byte(rate) - hidden_s) * variable
+            for i in layers
+            for (_, kept, home), variable in self.choices.kept_of(i)
+            if home == "host"
+        ]
+
+    def _forward_stalls(self) -> list[Term]:
+        longest = max(self._forward(layer) for layer in self.facts.layers) + self._overhead
+        layers = range(max(0, self.layers - self.staging))
+        return self._stalls(layers, self.profile.d2h_bytes_s, self.staging * longest)
+
+    def _backward_stalls(self) -> list[Term]:
+        forwards = 1 + self.profile.backward_forwards
+        longest = forwards * max(self._forward(layer) for layer in self.facts.layers) + self._overhead
+        layers = range(max(0, self.layers - 1 - self._slots_ahead))
+        waits = not self._has_residents  # with none, a layer's weights come when its internals may
+        return self._stalls(layers, self.profile.h2d_bytes_s, (self._slots_ahead - 1) * longest, with_load=waits)
 
 
 def _first(accesses: list[Access], layer: int) -> Access | None:

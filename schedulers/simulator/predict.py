@@ -30,7 +30,7 @@ def predict(policy: Policy, facts: ModelFacts, profile: HardwareProfile, program
         step_s=step_s,
         tokens_per_s=tokens / step_s,
         tflops_6n=6 * facts.parameters * tokens / step_s / 1e12,
-        compute_units=layer_forwards(program, facts),
+        compute_units=layer_forwards(program, facts, profile),
         peak_gpu_bytes=program.peak_bytes("gpu"),
         peak_host_bytes=sum(on_host.values()),
         nvme_bytes=program.peak_bytes("nvme"),

@@ -9,7 +9,8 @@ and, without ``--quick``, half a forward, where the links and not the budgets de
 
 The grid: seven models, five machines, two batches, three sizes of host memory and NVMe. A case counts as worse than a
 rule if the full plan is simulated slower than ``megatrain``, ``every_layer``, ``keep_all`` or the paper's plan by more
-than a millionth; solve times are wall-clock, of the whole search.
+than a millionth; solve times are wall-clock, of the whole search; ``cpu_s`` is the process's time in
+all of `plan`, the rules and their prediction included, and ``load`` the machine's load average then.
 """
 
 from __future__ import annotations
@@ -112,9 +113,10 @@ def full_case(case: dict[str, Any]) -> dict[str, Any]:
     state = sum(state_bytes(known).values())
     if state > profile.host_memory_bytes:
         return {**case, "feasible": False, "short": {"host_memory": state - profile.host_memory_bytes}}
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
     answer = plan(known, profile, solve_seconds=SOLVE_SECONDS)
-    return {**case, "wall_s": round(time.perf_counter() - begun, 3), **full_answer(answer)}
+    spent = {"wall_s": round(time.perf_counter() - begun, 3), "cpu_s": round(time.process_time() - cpu, 3)}
+    return {**case, **spent, "load": round(os.getloadavg()[0], 1), **full_answer(answer)}
 
 
 def full_answer(answer: Plan) -> dict[str, Any]:
@@ -127,6 +129,7 @@ def full_answer(answer: Plan) -> dict[str, Any]:
         "status": answer.solver.status,
         "seconds": round(answer.solver.seconds, 3),
         "gap": answer.solver.gap,
+        "out_of_time": answer.solver.out_of_time,
         "step_s": answer.predicted.step_s,
         "rules": {name: predicted.step_s for name, predicted in answer.baselines.items()},
         "homes": answer.policy.count_homes(),
@@ -156,6 +159,10 @@ def full_summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
         "worse": [{name: case[name] for name in names} for case in worse],
         "median_solve_s": statistics.median(case["seconds"] for case in done),
         "worst_solve_s": max(case["seconds"] for case in done),
+        "median_cpu_s": statistics.median(case["cpu_s"] for case in done),
+        "worst_cpu_s": max(case["cpu_s"] for case in done),
+        "median_load": statistics.median(case["load"] for case in done),
+        "out_of_time": sum(case["out_of_time"] for case in done),
         "worst_gap": max(gaps),
         "median_gap": statistics.median(gaps),
         "proven_to_1_percent": len(done) - len(loose),

@@ -1,18 +1,20 @@
 """How well the simulator predicts what the executor does, on the emulated device, and how fast it is.
 
-    python tests/benchmarks/simulator.py [--quick] [--json]
+    python tests/benchmarks/simulator.py [--quick] [--json] [--resume FILE]
 
 Each case draws a Llama, a batch, links and a budget, and lets the full planner, a fixed rule or chance decide the
-policy. Three traced steps with every boundary on the GPU calibrate compute and CPU work; then the drawn policy runs and
-its median step time, peak device bytes and host bytes are held against the prediction. ``off_before_calibration`` says
-how far the probe's profile was from the three steps. ``plans`` counts planned runs on a device that has exactly the
-budget, ``oom`` how many of them ran out of memory. Everything runs on this machine's CPU, so the figures mean
-something only while it is quiet: ``load`` is recorded.
+policy. Three traced steps with every boundary on the GPU, in which layers keep nothing, products, and everything in
+turn, calibrate links, CPU work, forwards, and what a backward takes after each; then the drawn policy runs and its
+median step time, peak device bytes and host bytes are held against the prediction. ``off_before_calibration`` says how
+far the probe's profile was from the three steps. ``plans`` counts planned runs on a device that has exactly the budget,
+``oom`` how many of them ran out of memory. Everything runs on this machine's CPU, so the figures mean something only
+while it is quiet: ``load`` is recorded for each case.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -21,10 +23,13 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
+from resume import Kept
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lazytrain.jobs.errors import DoesNotFit, OutOfMemory
@@ -107,6 +112,9 @@ def step(streamed: Streamed, case: Case) -> float:
 def calibrated(case: Case) -> tuple[HardwareProfile, dict[str, float]]:
     """The profile after three probe steps, and how far off it was: measured over predicted speed, by stream."""
     probe = Policy.from_homes(case.facts, ["gpu"] * (len(case.facts.layers) + 1))
+    kept = itertools.cycle(("none", "matmuls", "all"))
+    layers = [layer.model_copy(update={"internals": what}) for layer, what in zip(probe.layers, kept, strict=False)]
+    probe = probe.model_copy(update={"layers": tuple(layers)})
     timelines = []
     with open_stream(case, probe, 1 << 34) as streamed:
         step(streamed, case)
@@ -115,7 +123,7 @@ def calibrated(case: Case) -> tuple[HardwareProfile, dict[str, float]]:
             step(streamed, case)
             timelines.append(streamed.timeline())
     measured = Measured.of(timelines, probe, case.facts, case.profile)
-    return measured.profile(case.profile, beyond=0.0), measured.speeds
+    return measured.calibrated(case.profile), measured.speeds
 
 
 def draw_policy(case: Case, profile: HardwareProfile, choose: random.Random) -> Policy:
@@ -162,23 +170,20 @@ def measure_case(case: Case, choose: random.Random) -> dict[str, Any]:
     }
 
 
-def planned_runs(base: HardwareProfile, count: int, choose: random.Random) -> dict[str, int]:
-    """Plans within random budgets, each run for one step on a device that has no byte more."""
-    done = out = 0
-    while done < count:
+def planned_run(base: HardwareProfile, choose: random.Random) -> dict[str, Any]:
+    """A plan within a random budget, run for one step on a device that has no byte more."""
+    while True:
         case = draw_case(choose, base)
         least = lower(megatrain(case.facts), case.facts).peak_bytes("gpu")
         answer = plan(case.facts, case.profile, gpu_memory=int(least * choose.uniform(1.0, 1.8)), solve_seconds=2.0)
-        if answer.policy is None or answer.predicted is None:
-            continue
-        done += 1
-        try:
-            with open_stream(case, answer.policy, answer.predicted.peak_gpu_bytes) as streamed:
-                step(streamed, case)
-        except OutOfMemory as error:
-            out += 1
-            print(f"out of memory: {error}", file=sys.stderr)
-    return {"plans": done, "oom": out}
+        if answer.policy is not None and answer.predicted is not None:
+            break
+    try:
+        with open_stream(case, answer.policy, answer.predicted.peak_gpu_bytes) as streamed:
+            step(streamed, case)
+    except OutOfMemory as error:
+        return {"oom": str(error)}
+    return {"oom": ""}
 
 
 def milliseconds_of_80_layers(base: HardwareProfile) -> float:
@@ -198,36 +203,47 @@ def milliseconds_of_80_layers(base: HardwareProfile) -> float:
     return min(took) * 1e3
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def run(*, quick: bool, kept: Kept) -> dict[str, Any]:
     """All cases and their summary."""
     torch.set_num_threads(1)
     base = base_profile()
     cases = []
     for seed in range(QUICK_CASES if quick else CASES):
-        choose = random.Random(seed)
-        cases.append(measure_case(draw_case(choose, base), choose))
+        cases.append(kept.result(["case", seed], partial(measured_case, base, seed)))
         print(f"{seed}: {cases[-1]}", file=sys.stderr)
+    plans = [
+        kept.result(["plan", seed], partial(planned_run, base, random.Random(1000 + seed)))
+        for seed in range(QUICK_PLANS if quick else PLANS)
+    ]
     errors = {name: [abs(case[name]) for case in cases] for name in ("step_error", "peak_gpu_error", "host_error")}
     return {
         "step_error_median": statistics.median(errors["step_error"]),
         "step_error_worst": max(errors["step_error"]),
         "peak_gpu_error": max(errors["peak_gpu_error"]),
         "host_error": max(errors["host_error"]),
-        **planned_runs(base, QUICK_PLANS if quick else PLANS, random.Random(1000)),
+        "plans": len(plans),
+        "oom": sum(bool(plan["oom"]) for plan in plans),
         "simulate_80_layers_ms": milliseconds_of_80_layers(base),
         "cases": cases,
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "load": os.getloadavg(),
         "versions": {"python": platform.python_version(), "torch": version("torch"), "ortools": version("ortools")},
     }
+
+
+def measured_case(base: HardwareProfile, seed: int) -> dict[str, Any]:
+    """The case that ``seed`` draws, and the machine's load as it ended."""
+    choose = random.Random(seed)
+    torch.manual_seed(seed)
+    return {**measure_case(draw_case(choose, base), choose), "load": os.getloadavg()[0]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few cases and plans: under 50 s on two cores")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--resume", type=Path, help="keep each case in this file, and do not run those in it again")
     options = parser.parse_args()
-    result = run(quick=options.quick)
+    result = run(quick=options.quick, kept=Kept(options.resume))
     if options.json:
         json.dump(result, sys.stdout, indent=1)
         print()

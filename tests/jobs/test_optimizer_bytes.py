@@ -5,7 +5,7 @@ import torch
 
 from lazytrain.jobs.layout import Layout
 from lazytrain.jobs.optim import HybridAdamW
-from lazytrain.jobs.optimizer_bytes import bytes_per_parameter
+from lazytrain.jobs.optimizer_bytes import OptimizerOptions
 
 LAYOUT = Layout.of({"w": (2048, 1024)})
 
@@ -22,7 +22,7 @@ LAYOUT = Layout.of({"w": (2048, 1024)})
     ],
 )
 def test_every_option_costs_what_is_planned_for_it(dtype: torch.dtype, options: dict[str, object]) -> None:
-    planned = bytes_per_parameter(element_bytes=dtype.itemsize, **options)  # type: ignore[arg-type]
+    planned = OptimizerOptions(**options).bytes_per_parameter(dtype.itemsize)  # type: ignore[arg-type]
     unit = HybridAdamW(**options).unit(LAYOUT, torch.zeros(LAYOUT.numel), dtype)  # type: ignore[arg-type]
     taken = unit.bytes / LAYOUT.numel
     assert taken == pytest.approx(planned["weights"] + planned["master"] + planned["optimizer_state"], rel=1e-3)
@@ -30,4 +30,4 @@ def test_every_option_costs_what_is_planned_for_it(dtype: torch.dtype, options: 
 
 
 def test_the_default_is_8_03_bytes() -> None:
-    assert sum(bytes_per_parameter().values()) == pytest.approx(8.03125)
+    assert sum(OptimizerOptions().bytes_per_parameter().values()) == pytest.approx(8.03125)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from lazytrain.jobs.model_facts import ModelFacts
+from lazytrain.jobs.optimizer_bytes import OptimizerOptions
 from lazytrain.jobs.policy import Policy, Program, lower, lower_forward
 from lazytrain.schedulers.costs import host_bytes, layer_forwards, op_seconds, staging_bytes, state_bytes
 from lazytrain.schedulers.hardware import HardwareProfile
@@ -64,10 +66,12 @@ def test_evaluation_runs_the_head_once_and_overhead_counts_per_operation(
         (["gpu", *["recompute"] * 3, "gpu"], 4.75),
     ],
 )
-def test_compute_units_count_re_forwards(make_facts: Make, homes: list[str], units: float) -> None:
+def test_compute_units_count_re_forwards(
+    make_facts: Make, make_profile: Machine, homes: list[str], units: float
+) -> None:
     facts = make_facts(4)
     policy = Policy.from_homes(facts, homes, accumulation=2)  # type: ignore[arg-type]
-    assert layer_forwards(lower(policy, facts), facts) == units
+    assert layer_forwards(lower(policy, facts), facts, make_profile()) == units
 
 
 def test_host_table_in_bfloat16_is_8_03_bytes_per_parameter(make_facts: Make) -> None:
@@ -126,3 +130,34 @@ def test_staging_is_needed_for_nvme_and_for_accumulation(make_facts: Make) -> No
     assert staging_bytes(facts, "host") == 0
     assert staging_bytes(facts, "nvme") == 2 * MIB
     assert staging_bytes(facts, "host", accumulation=2) > 0
+
+
+@pytest.mark.parametrize(
+    "options,each",
+    [
+        ({"master": "bf16_stochastic"}, {"master": 0, "optimizer_state": 2.03125}),
+        ({"state_bits": 32}, {"master": 2, "optimizer_state": 8}),
+        ({"block_size": 64}, {"master": 2, "optimizer_state": 2.125}),
+        ({"eight_bit_fraction": 0.5}, {"master": 2, "optimizer_state": 5.015625}),
+    ],
+)
+def test_the_optimizers_options_are_priced_and_so_is_what_is_parked(
+    make_facts: Make, options: dict[str, Any], each: dict[str, float]
+) -> None:
+    facts = make_facts(4)
+    policy = Policy.from_homes(facts, ["gpu"] * 5).model_copy(update={"optimizer": OptimizerOptions(**options)})
+    table = host_bytes(facts, policy)
+    assert {name: table[name] / facts.parameters for name in each} == pytest.approx(each, rel=1e-6)
+    parked = policy.parked(optimizer=[1, 3])
+    spared = sum(table.values()) - sum(host_bytes(facts, parked).values())
+    rings = host_bytes(facts, parked)["staging"]
+    assert spared + rings == pytest.approx(2 * MIB * sum(each.values()), rel=1e-4)
+
+
+def test_gradients_of_more_than_one_contribution_are_summed_in_float32(make_facts: Make) -> None:
+    plain, tied = make_facts(4), make_facts(4, tied=True)
+    homes: list[Any] = ["gpu"] * 5
+    assert state_bytes(plain, Policy.from_homes(plain, homes))["gradients"] == 2 * plain.parameters
+    assert state_bytes(plain, Policy.from_homes(plain, homes, accumulation=2))["gradients"] == 4 * plain.parameters
+    assert state_bytes(tied)["gradients"] == 2 * tied.parameters + 2 * tied.before[0].parameters
+    assert state_bytes(tied, accumulation=3)["gradients"] == 4 * tied.parameters

@@ -78,3 +78,28 @@ def test_a_job_that_does_not_fit_is_no_neighbour(make_facts: Make, make_profile:
     joint = plan_together([partial(answer, facts)] * 2, small, node(), ["a", "a"])
     assert joint.speeds == (0.0, 0.0)
     assert joint.tokens_per_s == (0.0, 0.0)
+
+
+def test_host_memory_too_small_for_both_is_divided(make_facts: Make, make_profile: Machine) -> None:
+    """Each alone would swap to the host; together they swap less, and fit."""
+    facts = make_facts(6, boundary=MIB, parameters=MIB // 8, flops=2e9, workspace=MIB)
+    profile = make_profile(gpu_memory_bytes=40 * MIB, h2d_bytes_s=4e9, d2h_bytes_s=4e9)
+    job = partial(answer, facts, planner="full")
+    alone = job(profile)[1].predicted
+    assert alone is not None
+    small = NodeState(
+        name="n", kind="round", gpus=(Gpu(id="0"), Gpu(id="1")), host_bytes=alone.peak_host_bytes * 3 // 2
+    )
+    joint = plan_together([job] * 2, profile, small, ["a", "b"])
+    assert joint.feasible and joint.speeds == (1.0, 1.0)
+    taken = [planned.predicted.peak_host_bytes for _, planned in joint.planned if planned.predicted]
+    assert sum(taken) <= small.host_bytes
+    assert joint.tokens_per_s < (alone.tokens_per_s,) * 2
+
+
+def test_two_jobs_that_a_node_cannot_hold_are_told_what_is_short(make_facts: Make, make_profile: Machine) -> None:
+    facts, profile = make_facts(4), make_profile()
+    small = NodeState(name="n", kind="round", gpus=(Gpu(id="0"), Gpu(id="1")), host_bytes=12 * facts.parameters)
+    joint = plan_together([partial(answer, facts)] * 2, profile, small, ["a", "b"])
+    assert not joint.feasible and joint.speeds == (0.0, 0.0)
+    assert {reason.resource for _, planned in joint.planned for reason in planned.reasons} == {"host_memory"}

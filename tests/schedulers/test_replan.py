@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lazytrain.jobs.model_facts import ModelFacts
+from lazytrain.jobs.policy import LayerPolicy, Policy
 from lazytrain.schedulers.hardware import HardwareProfile
 from lazytrain.schedulers.planner import plan
 from lazytrain.schedulers.replan import Measured, replan
@@ -50,3 +51,27 @@ def test_a_drift_that_no_policy_helps_keeps_the_policy(make_facts: Make, make_pr
     new = replan(answer.policy, facts, profile, Measured({"compute": 0.5, "cpu": 0.8}))
     assert new and new.answer is None and "no other policy" in new.words
     assert new.profile.flops("bfloat16") == profile.flops("bfloat16") / 2
+
+
+def test_calibration_finds_the_machine_that_was_measured(make_facts: Make, make_profile: Machine) -> None:
+    facts, believed = make_facts(6, flops=5e9), make_profile()
+    truth = believed.model_copy(
+        update={
+            "matmul_flops": {"bfloat16": 0.4e12},
+            "backward_forwards": 1.7,
+            "reforward_matmuls": 0.31,
+            "h2d_bytes_s": 0.7e9,
+            "update_parameters_s": 2e9,
+            "host_bytes_s": 2e10,
+        }
+    )
+    made = Policy.from_homes(facts, ["gpu"] * 7)
+    kinds = ("none", "matmuls", "all") * 2
+    probe = made.model_copy(
+        update={"layers": tuple(LayerPolicy(index=i, internals=kind) for i, kind in enumerate(kinds))}  # type: ignore[arg-type]
+    )
+    measured = Measured.of([simulate(probe, facts, truth)] * 3, probe, facts, believed)
+    found = measured.calibrated(believed)
+    other = Policy.from_homes(facts, ["gpu", "recompute", "host", "gpu", "host", "gpu", "gpu"])
+    for policy in (probe, made, other):
+        assert simulate(policy, facts, found).step_s == pytest.approx(simulate(policy, facts, truth).step_s, rel=1e-6)

@@ -15,7 +15,7 @@ from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.policy import LayerPolicy, Policy, lower
 from lazytrain.schedulers.costs import host_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
-from lazytrain.schedulers.planner.bound import Certificate, all_shapes, bound_of
+from lazytrain.schedulers.planner.bound import STAGING_SLOTS, WEIGHT_SLOTS, bound_of, families_of, parts_of
 from lazytrain.schedulers.planner.choices import Choices, Problem, Shape
 from lazytrain.schedulers.planner.counts import count
 from lazytrain.schedulers.planner.loose import Family, LooseTiming
@@ -77,7 +77,7 @@ def test_no_policy_is_faster_than_the_bound_of_its_counts(make_facts: Make, make
     )
     expected = simulate(policy, facts, profile).step_s
     problem = Problem(facts, profile, budgets, Shape(), expected * 1.0001, 10, min(2, accumulation))
-    family = all_shapes(problem)
+    family = Family(WEIGHT_SLOTS, STAGING_SLOTS, residents=(0, len(facts.layers)))
     model = mathopt.Model()
     choices = Choices(model, replace(problem, shape=family.smallest, residents=family.residents), whole=False)
     timing = LooseTiming(choices, family, accumulation)
@@ -99,37 +99,51 @@ def test_second_solver_agrees(make_facts: Make, make_profile: Machine, seed: int
     facts, profile = draw(make_facts, make_profile, choose, 6)
     budgets = Budgets(gpu_bytes=choose.randint(30, 60) * MIB, host_bytes=1 << 34, nvme_bytes=0)
     problem = Problem(facts, profile, budgets, Shape(), 0.2, 6)
+    families = list(families_of(problem))
     bounds = [
-        bound_of(problem, all_shapes(problem), backend=name, deadline=time.monotonic() + 60, accumulation=1).bound_s
+        [bound_of(problem, family, backend=name, deadline=later(), accumulation=1).bound_s for family in families]
         for name in ("highs", "gscip")
     ]
     assert bounds[0] == pytest.approx(bounds[1], rel=0.005)
 
 
-def test_a_split_covers_its_family_and_never_lowers_the_bound(make_facts: Make, make_profile: Machine) -> None:
+@pytest.mark.parametrize("seed", range(40))
+def test_every_policy_is_in_exactly_one_family_and_in_one_of_its_parts(
+    make_facts: Make, make_profile: Machine, seed: int
+) -> None:
+    choose = random.Random(seed)
+    facts, profile = draw(make_facts, make_profile, choose, choose.randint(2, 10))
+    policy = draw_policy(facts, choose, 1)
+    budgets = Budgets(gpu_bytes=lower(policy, facts).peak_bytes("gpu"), host_bytes=1 << 34, nvme_bytes=1 << 30)
+    families = list(families_of(Problem(facts, profile, budgets, Shape(), 1.0, 10)))
+    while families:
+        (home,) = [family for family in families if holds(family, policy, facts)]
+        families = parts_of(home)
+    assert home.weights == (policy.weight_slots,) * 2 and home.staging == (policy.staging_slots,) * 2
+
+
+def holds(family: Family, policy: Policy, facts: ModelFacts) -> bool:
+    told = count(policy, facts)
+    numbers = {
+        "weights": policy.weight_slots, "staging": policy.staging_slots, "residents": told.resident,
+        "nvme": told.nvme, "blocks": sum(told.blocks.values()),
+    }  # fmt: skip
+    return all(getattr(family, name)[0] <= number <= getattr(family, name)[1] for name, number in numbers.items())
+
+
+def test_the_bound_of_a_part_is_no_lower(make_facts: Make, make_profile: Machine) -> None:
     facts, profile = make_facts(8, flops=5e9, workspace=8 * MIB), make_profile(h2d_bytes_s=2e9, d2h_bytes_s=2e9)
     budgets = Budgets(gpu_bytes=44 * MIB, host_bytes=1 << 34, nvme_bytes=0)
     problem = Problem(facts, profile, budgets, Shape(), 0.3)
-
-    def of(family: Family) -> Any:
-        return bound_of(problem, family, backend="highs", deadline=time.monotonic() + 60, accumulation=1)
-
-    certificate = Certificate()
-    whole = all_shapes(problem)
-    certificate.add(of(whole))
-    seen = [certificate.bound_s]
-    while certificate.refine(of) and len(seen) < 12:
-        seen.append(certificate.bound_s)
-    assert seen == sorted(seen) and len(seen) > 3
-    shapes = {
-        (w, s, r)
-        for _, _, bound in certificate.families
-        for w in span(bound.family.weights)
-        for s in span(bound.family.staging)
-        for r in span(bound.family.residents)
-    }
-    assert len(shapes) == len(span(whole.weights)) * len(span(whole.staging)) * len(span(whole.residents))
+    family = next(families_of(problem))
+    while parts := parts_of(family):
+        whole, *halves = [
+            bound_of(problem, one, backend="highs", deadline=later(), accumulation=1).bound_s
+            for one in (family, *parts)
+        ]
+        assert min(halves) >= whole * (1 - 0.003)
+        family = parts[1]
 
 
-def span(ends: tuple[int, int]) -> range:
-    return range(ends[0], ends[1] + 1)
+def later() -> float:
+    return time.monotonic() + 60

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
 from lazytrain.schedulers.planner.choices import Choices, Problem, Shape
 from lazytrain.schedulers.planner.exact import solve_exact
+from lazytrain.schedulers.planner.parking import park_last
 from lazytrain.schedulers.planner.timing import Timing
 from lazytrain.schedulers.simulator import simulate
 
@@ -172,3 +174,29 @@ def test_the_second_solver_finds_the_same_optimum(make_facts: Make, make_profile
     answers = [solve_exact(problem, backend=backend, gap=1e-4) for backend in ("highs", "gscip")]
     assert answers[0].status == answers[1].status
     assert answers[0].step_s == pytest.approx(answers[1].step_s, rel=2e-4)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_parked_state_takes_as_long_as_in_the_simulator(make_facts: Make, make_profile: Machine, seed: int) -> None:
+    choose = random.Random(seed)
+    facts, profile = draw_facts(make_facts, choose, choose.randint(3, 9)), draw_profile(make_profile, choose)
+    policy = draw_policy(facts, choose, 1, ["gpu", "host"])
+    number = choose.randint(1, len(facts.layers))
+    policy = park_last(policy, facts, number)
+    expected = simulate(policy, facts, profile).step_s
+    shape = replace(shape_of(policy), parked=number)
+    problem = Problem(facts, profile, PLENTY, shape, expected * 1.5, 12)
+    assert step_of(policy, problem) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_second_solver_agrees_on_a_long_chain(make_facts: Make, make_profile: Machine) -> None:
+    """64 layers of which some keep their products, some swap them."""
+    facts = make_facts(64, flops=5e9, workspace=8 * MIB)
+    profile = make_profile(h2d_bytes_s=2e9, d2h_bytes_s=2e9)
+    budgets = Budgets(gpu_bytes=140 * MIB, host_bytes=1 << 34, nvme_bytes=0)
+    horizon_s = simulate(Policy.from_homes(facts, ["gpu"] * 65), facts, profile).step_s
+    problem = Problem(facts, profile, budgets, Shape(2, 3), horizon_s, longest_block=1)
+    first, second = (solve_exact(problem, backend=backend, gap=0.01) for backend in ("highs", "gscip"))
+    assert first.step_s and second.step_s
+    assert max(first.bound_s, second.bound_s) <= min(first.step_s, second.step_s) * (1 + 1e-6)
+    assert first.step_s == pytest.approx(second.step_s, rel=0.02)

@@ -1,0 +1,81 @@
+"""The solvers behind the planners: which there are, how long they work, what their answers prove."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from ortools.math_opt.python import mathopt
+from ortools.math_opt.solvers.highs_pb2 import HighsOptionsProto
+
+from ...jobs.errors import InputError, LazytrainError
+
+Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "NO_SOLUTION"]
+BACKENDS: Final = {"highs": mathopt.SolverType.HIGHS, "gscip": mathopt.SolverType.GSCIP}
+GAP: Final = 1e-9
+STDOUT: Final = 1
+_ALONE = threading.RLock()
+
+
+def run_solver(
+    model: Any, backend: str, seconds: float, gap: float, nodes: int | None = None, enough: float = 0.0
+) -> Any:
+    """Solve a MathOpt model, until ``seconds`` or ``nodes`` of the search tree are spent.
+
+    HiGHS also stops at a solution whose objective is not above ``enough``, and does not start over. Raises InputError
+    for an unknown backend, LazytrainError where the solver fails.
+    """
+    if backend not in BACKENDS:
+        raise InputError(f"no solver backend is called {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
+    parameters = mathopt.SolveParameters(
+        time_limit=timedelta(seconds=max(0.0, seconds)),
+        relative_gap_tolerance=gap,
+        absolute_gap_tolerance=GAP,
+        node_limit=nodes,
+    )
+    if enough and backend == "highs":
+        parameters.highs = HighsOptionsProto(
+            double_options={"objective_target": enough}, bool_options={"mip_allow_restart": False}
+        )
+    try:
+        with _stdout_unheard():
+            return mathopt.solve(model, BACKENDS[backend], params=parameters)
+    except (AttributeError, RuntimeError, ValueError) as error:  # MathOpt lets some solver errors out as these
+        raise LazytrainError(
+            f"the solver {backend} failed: {error}",
+            hint=f"try another backend: {', '.join(b for b in BACKENDS if b != backend)}",
+        ) from error
+
+
+def status_of(result: Any) -> Status:
+    """What a MathOpt result proves."""
+    reason = result.termination.reason
+    if reason == mathopt.TerminationReason.OPTIMAL:
+        return "OPTIMAL"
+    if reason in (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED):
+        return "INFEASIBLE"
+    if result.has_primal_feasible_solution():
+        return "FEASIBLE"
+    if reason == mathopt.TerminationReason.NO_SOLUTION_FOUND:
+        return "NO_SOLUTION"
+    raise LazytrainError(f"the solver stopped with {reason.name}: {result.termination.detail}")
+
+
+@contextmanager
+def _stdout_unheard() -> Iterator[None]:
+    """HiGHS prints a line of its own whenever it repairs a solution, which would stand among a command's JSON."""
+    sys.stdout.flush()
+    with _ALONE, Path(os.devnull).open("wb") as nowhere:
+        heard = os.dup(STDOUT)
+        os.dup2(nowhere.fileno(), STDOUT)
+        try:
+            yield
+        finally:
+            os.dup2(heard, STDOUT)
+            os.close(heard)
