@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+from ..errors import StorageError
 from ..executor import Emulated, stream
 from ..policy import Policy
-from ..run_directory import RunDirectory, save_record
+from ..run_directory import RunDirectory, State, save_record
 from ..spec import JobSpec
-from ..tracking import LocalTracker, Tracker
+from ..tracking import LocalTracker, Status, Tracker
 from .export import write_model
 from .loop import Loop, Progress
+from .lost import reconcile_beside
+from .preflight import rehearse
 from .result import Result
 from .saving import Saver, check_complete
 from .setup import OnPoint, Setup, set_up
 from .stopping import StopRequested, watching
+
+log = logging.getLogger(__name__)
 
 
 def train(
@@ -35,28 +44,76 @@ def train(
 
     Without a ``policy`` every boundary waits on the host. ``stop`` is asked at every layer and after every step;
     ``progress`` gets every report that goes to the tracker. ``on_point`` is called with a name wherever a process may
-    be killed in a test: ``claimed``, ``loaded``, ``prepared``, ``resumed``, ``forward``, ``backward``, ``step``,
-    ``stepped``, ``evaluating``, ``saving``, those of `CheckpointStore`, ``exporting``, ``exported``, ``result``.
+    be killed in a test: ``claimed``, ``loaded``, ``prepared``, ``rehearsed``, ``resumed``, ``forward``, ``backward``,
+    ``step``, ``stepped``, ``evaluating``, ``saving``, those of `CheckpointStore`, ``exporting``, ``exported``,
+    ``result``.
 
-    Raises the typed errors of `errors`; InputError and its kin before the first step.
+    Raises the typed errors of `errors`; InputError and its kin before the first step, and DoesNotFit where the disk has
+    no room for the checkpoints.
     """
     directory = RunDirectory(Path(run_dir or spec.output.dir))
     with directory.claimed(spec):
         on_point("claimed")
-        tracker = tracker or LocalTracker(directory.path)
-        try:
+        with _ending(directory, tracker or LocalTracker(directory.path)) as ending:
+            reconcile_beside(directory.path)
             setup = set_up(spec, policy, directory, on_point)
+            rehearse(setup)
+            on_point("rehearsed")
             for path in (directory.spec, directory.policy):
-                tracker.artifact(path)
-            result = _run(setup, device, tracker, stop or (lambda: False), progress or (lambda _: None), on_point)
-        except KeyboardInterrupt:
-            tracker.finish("KILLED")
+                ending.tracker.artifact(path)
+            ending.result = _run(
+                setup, device, ending.tracker, stop or (lambda: False), progress or (lambda _: None), on_point
+            )
+    return ending.result
+
+
+@dataclass
+class _Ending:
+    tracker: Tracker
+    result: Result = field(init=False)
+
+
+@contextmanager
+def _ending(directory: RunDirectory, tracker: Tracker) -> Iterator[_Ending]:
+    """Say in the directory and to the tracker how the block ended, whatever it raises; a full disk is a typed error."""
+    ending = _Ending(tracker)
+    try:
+        yield ending
+    except KeyboardInterrupt:
+        _end(directory, tracker, "stopped", "KILLED")
+        raise
+    except OSError as error:
+        raised = _typed(error, directory)
+        _end(directory, tracker, "failed", "FAILED", str(raised))
+        if raised is error:
             raise
-        except BaseException:
-            tracker.finish("FAILED")
-            raise
-        tracker.finish("FINISHED" if result.status == "done" else "KILLED")
-    return result
+        raise raised from error
+    except BaseException as error:
+        _end(directory, tracker, "failed", "FAILED", str(error) or type(error).__name__)
+        raise
+    if ending.result.status == "done":
+        _end(directory, tracker, "done", "FINISHED")
+    else:
+        _end(directory, tracker, "stopped", "KILLED")
+
+
+def _end(directory: RunDirectory, tracker: Tracker, state: State, status: Status, error: str = "") -> None:
+    for say in (lambda: directory.end(state, error), lambda: tracker.finish(status)):
+        try:
+            say()
+        except OSError as failed:  # the disk is full or gone: what was raised before is the news
+            log.warning("cannot write how the run in %s ended: %s", directory.path, failed)
+
+
+def _typed(error: OSError, directory: RunDirectory) -> Exception:
+    """What no part of a run has translated is of the run's own small files, when the disk is full or gone."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+        return error
+    return StorageError(
+        f"cannot write in {directory.path}: {error.strerror}",
+        tier="disk",
+        hint="free some space or repair the disk, then start again: the run goes on from its last checkpoint",
+    )
 
 
 def _run(
