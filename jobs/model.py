@@ -23,7 +23,10 @@ from .spec import Model
 
 log = logging.getLogger(__name__)
 _FINITE_CHUNK = 1 << 18
-_FOREIGN = (OSError, ValueError, ImportError, RuntimeError, EOFError, SafetensorError, UnpicklingError)
+_FOREIGN = (
+    *(OSError, ValueError, ImportError, RuntimeError, EOFError, SafetensorError, UnpicklingError),
+    *(TypeError, AttributeError, KeyError),  # of a configuration that is JSON, but no mapping of what it should be
+)
 """What transformers raises for a folder it cannot make a model of."""
 
 

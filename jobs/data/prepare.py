@@ -84,8 +84,8 @@ class _Loader:
     def __init__(self, data: Data, tokenizer: Any) -> None:
         self._data = data
         self._tokenizer = tokenizer
-        self._limit = Limit.of(tokenizer, data.max_length)
         self._render = renderer(tokenizer, Rendering(data.system_policy, data.supervise_generation_prompt))
+        self._limit = Limit.of(tokenizer, data.max_length)
         sources = (*data.train, *data.eval)
         self._inputs = [one for index, source in enumerate(sources) for one in inputs(source, index)]
         content = _content(data, tokenizer, self._inputs)

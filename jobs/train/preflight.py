@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..errors import DoesNotFit
-from ..optimizer_bytes import bytes_per_parameter
+from ..layout import Layout
 from ..units import format_bytes
 from .position import Position
 from .setup import Setup
@@ -43,17 +43,10 @@ def rehearse(setup: Setup) -> None:
 
 def checkpoint_bytes(setup: Setup) -> int:
     """Bytes of one checkpoint: weights that learn, their exact masters, and the optimizer's state."""
-    section, facts = setup.spec.optimizer, setup.facts
-    of_each = bytes_per_parameter(
-        element_bytes=facts.element_bytes,
-        master=section.master,
-        state_bits=section.state_bits if section.name == "hybrid8bit" else 32,
-        block_size=section.block_size,
-        eight_bit_fraction=section.eight_bit_fraction,
-    )
-    saved = sum(of_each[part] for part in ("weights", "master", "optimizer_state"))
-    newest = setup.checkpoint.bytes if setup.checkpoint is not None else 0
-    return max(newest, int(facts.trainable_parameters * saved))
+    optimizer, dtype = setup.optimizer(), getattr(torch, setup.facts.dtype)
+    learning = {name: tuple(p.shape) for name, p in setup.model.named_parameters() if p.requires_grad}
+    with torch.device("meta"):  # shapes only
+        return sum(optimizer.unit(Layout.of({name: shape}), None, dtype).bytes for name, shape in learning.items())
 
 
 def most_at_once(setup: Setup) -> int:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
-from ..errors import StorageError
 from ..executor import Emulated, stream
 from ..policy import Policy
-from ..run_directory import RunDirectory, State, save_record
+from ..run_directory import RunDirectory, save_record
 from ..spec import JobSpec
-from ..tracking import LocalTracker, Status, Tracker
+from ..tracking import LocalTracker, Tracker
+from .ending import telling_the_end
 from .export import write_model
 from .loop import Loop, Progress
 from .lost import reconcile_beside
@@ -25,8 +21,6 @@ from .result import Result
 from .saving import Saver, check_complete
 from .setup import OnPoint, Setup, set_up
 from .stopping import StopRequested, watching
-
-log = logging.getLogger(__name__)
 
 
 def train(
@@ -52,68 +46,18 @@ def train(
     no room for the checkpoints.
     """
     directory = RunDirectory(Path(run_dir or spec.output.dir))
-    with directory.claimed(spec):
+    with directory.claimed(spec), telling_the_end(directory, lambda: tracker or LocalTracker(directory.path)) as ending:
         on_point("claimed")
-        with _ending(directory, tracker or LocalTracker(directory.path)) as ending:
-            reconcile_beside(directory.path)
-            setup = set_up(spec, policy, directory, on_point)
-            rehearse(setup)
-            on_point("rehearsed")
-            for path in (directory.spec, directory.policy):
-                ending.tracker.artifact(path)
-            ending.result = _run(
-                setup, device, ending.tracker, stop or (lambda: False), progress or (lambda _: None), on_point
-            )
+        reconcile_beside(directory.path)
+        setup = set_up(spec, policy, directory, on_point)
+        rehearse(setup)
+        on_point("rehearsed")
+        for path in (directory.spec, directory.policy):
+            ending.tracker.artifact(path)
+        ending.result = _run(
+            setup, device, ending.tracker, stop or (lambda: False), progress or (lambda _: None), on_point
+        )
     return ending.result
-
-
-@dataclass
-class _Ending:
-    tracker: Tracker
-    result: Result = field(init=False)
-
-
-@contextmanager
-def _ending(directory: RunDirectory, tracker: Tracker) -> Iterator[_Ending]:
-    """Say in the directory and to the tracker how the block ended, whatever it raises; a full disk is a typed error."""
-    ending = _Ending(tracker)
-    try:
-        yield ending
-    except KeyboardInterrupt:
-        _end(directory, tracker, "stopped", "KILLED")
-        raise
-    except OSError as error:
-        raised = _typed(error, directory)
-        _end(directory, tracker, "failed", "FAILED", str(raised))
-        if raised is error:
-            raise
-        raise raised from error
-    except BaseException as error:
-        _end(directory, tracker, "failed", "FAILED", str(error) or type(error).__name__)
-        raise
-    if ending.result.status == "done":
-        _end(directory, tracker, "done", "FINISHED")
-    else:
-        _end(directory, tracker, "stopped", "KILLED")
-
-
-def _end(directory: RunDirectory, tracker: Tracker, state: State, status: Status, error: str = "") -> None:
-    for say in (lambda: directory.end(state, error), lambda: tracker.finish(status)):
-        try:
-            say()
-        except OSError as failed:  # the disk is full or gone: what was raised before is the news
-            log.warning("cannot write how the run in %s ended: %s", directory.path, failed)
-
-
-def _typed(error: OSError, directory: RunDirectory) -> Exception:
-    """What no part of a run has translated is of the run's own small files, when the disk is full or gone."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-        return error
-    return StorageError(
-        f"cannot write in {directory.path}: {error.strerror}",
-        tier="disk",
-        hint="free some space or repair the disk, then start again: the run goes on from its last checkpoint",
-    )
 
 
 def _run(

@@ -63,7 +63,7 @@ def test_the_room_is_that_of_what_a_run_leaves(job: Path) -> None:
             most[0] = max(most[0], sum(file.stat().st_size for file in found))
 
     train(load_spec(job, SHORT), device="cpu", on_point=on_point)
-    assert 0.75 * whole < most[0] < 1.05 * whole  # small tensors keep float32 states, which are not counted
+    assert 0.95 * whole < most[0] < 1.05 * whole
 
 
 def test_what_is_kept_already_needs_no_room_again(job: Path, monkeypatch) -> None:

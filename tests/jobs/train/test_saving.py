@@ -93,6 +93,9 @@ def test_the_best_state_is_kept_beside_the_newest(job: Path, monkeypatch: pytest
     assert [checkpoint.step for checkpoint in store.all()] == [4, 10]
     best = store.best()
     assert best is not None and (best.step, best.score) == (4, 0.5)
+    shutil.rmtree(best.path)
+    assert train(load_spec(job, changes), device="cpu").status == "done"
+    assert export_run(job.parent / "run", job.parent / "out", "best").step == 10
 
 
 def test_a_state_that_is_not_finite_is_refused_and_the_finite_one_stays(job: Path) -> None:
