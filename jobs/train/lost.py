@@ -13,6 +13,8 @@ from ..run_directory import RunDirectory
 from ..tracking import end_lost_run
 
 log = logging.getLogger(__name__)
+WATCHED = ".owner"
+"""A file in the directories of a service's jobs: the service knows better how they ended, and says so itself."""
 
 
 def reconcile(run_dir: str | Path) -> bool:
@@ -35,8 +37,9 @@ def reconcile(run_dir: str | Path) -> bool:
 
 
 def reconcile_beside(run_dir: Path) -> threading.Thread:
-    """`reconcile`, in the background, every lost run of this machine whose directory lies beside ``run_dir``.
+    """`reconcile`, in the background, this machine's lost runs whose directories lie beside ``run_dir``.
 
+    Those that a service watches over are left to it.
     Nobody waits for it and no failure reaches the caller: the next run tries again.
     """
     thread = threading.Thread(target=_reconcile_all, args=(run_dir,), name="lazytrain-reconcile", daemon=True)
@@ -57,6 +60,7 @@ def _lost_beside(run_dir: Path) -> Iterator[Path]:
     """Only those whose process was here: of another machine's, this one may not see the lock."""
     own = run_dir.absolute()
     for file in sorted(own.parent.glob(f"*/{RunDirectory(own).status_file.name}")):
-        status = None if file.parent == own else RunDirectory(file.parent).status()
+        passed_over = file.parent == own or (file.parent / WATCHED).exists()
+        status = None if passed_over else RunDirectory(file.parent).status()
         if status is not None and status.state == "lost" and status.host == socket.gethostname():
             yield file.parent

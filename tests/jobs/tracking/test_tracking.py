@@ -483,6 +483,24 @@ def test_a_database_that_is_locked_away_costs_training_nothing(
     assert only_run(uri).info.status == "FINISHED"
 
 
+def test_six_runs_at_once_lose_nothing(uri: str, tmp_path: Path, open_tracker: Callable[..., MLflowTracker]) -> None:
+    """All write to one SQLite file, in requests of many points."""
+    trackers = [
+        open_tracker(tags={JOB_ID: f"job-{n}"}, run_dir=tmp_path / f"run{n}", interval_s=0.01, finish_timeout_s=60)
+        for n in range(6)
+    ]
+    for step in range(1, 201):
+        for tracker in trackers:
+            tracker.log(step, {"loss": float(step)})
+    for tracker in trackers:
+        tracker.finish("FINISHED")
+    assert len(runs(uri)) == 6
+    for tracker in trackers:
+        points = client(uri).get_metric_history(tracker.run_id, "loss")
+        assert sorted(point.step for point in points) == list(range(1, 201))
+    assert {run.info.status for run in runs(uri)} == {"FINISHED"}
+
+
 def test_a_run_that_was_killed_is_known_to_have_failed(uri: str, tmp_path: Path) -> None:
     log = MetricLog(tmp_path / "metrics.jsonl")
     log.append(1, {"loss": 1.0})

@@ -69,9 +69,10 @@ def test_a_killed_run_is_lost_at_once_and_for_good(killed: Path, tmp_path: Path)
 
 
 def test_the_next_run_beside_it_puts_the_status_of_a_lost_one_right(killed: Path, job: Path, monkeypatch) -> None:
-    """That of another machine is left alone, and a tracking server that is down disturbs nobody."""
-    for name in ("one", "two", "other machine"):
+    """That of another machine, or of a service, is left alone, and a tracking server that is down disturbs nobody."""
+    for name in ("one", "two", "other machine", "of a service"):
         shutil.copytree(killed, job.parent / name)
+    (job.parent / "of a service" / ".owner").write_text("{}")
     status = job.parent / "other machine" / "status.json"
     status.write_text(json.dumps({**json.loads(status.read_text()), "host": "elsewhere"}))
     threads, original = [], lost.reconcile_beside
@@ -88,6 +89,7 @@ def test_the_next_run_beside_it_puts_the_status_of_a_lost_one_right(killed: Path
     states = {name: json.loads((job.parent / name / "status.json").read_text())["state"] for name in ("one", "two")}
     assert states == {"one": "lost", "two": "lost"} and asked == ["one", "two"]
     assert json.loads(status.read_text())["state"] == "running"
+    assert json.loads((job.parent / "of a service" / "status.json").read_text())["state"] == "running"
     assert RunDirectory(job.parent / "run").status().state == "done"
 
 
