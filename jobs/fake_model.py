@@ -14,18 +14,42 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from .errors import LazytrainError, ModelError
 
+_EXPANDED = ("mxfp4",)
+"""Formats that transformers turns into bfloat16 exactly."""
+
 
 def config_of(source: PreTrainedModel | PretrainedConfig | dict[str, Any]) -> PretrainedConfig:
     """The configuration of whatever describes a model. Raises ModelError."""
     if isinstance(source, PreTrainedModel):
         return source.config
-    if isinstance(source, PretrainedConfig):
-        return source
-    settings = dict(source)
+    config = source if isinstance(source, PretrainedConfig) else _known(source)
+    is_expanded(config)
+    return config
+
+
+def is_expanded(config: PretrainedConfig) -> bool:
+    """Whether the model is published in 4 bits and trained from all the 16 that it is expanded to when it is loaded.
+
+    Raises ModelError for a model in a quantised format that has no exact expansion to train from.
+    """
+    section = getattr(config, "quantization_config", None) or {}
+    method = section.get("quant_method") if isinstance(section, dict) else section.quant_method
+    name = str(getattr(method, "value", method or ""))
+    if name in _EXPANDED or not section:
+        return bool(section)
+    raise ModelError(
+        f"the model is quantised ({name or 'in an unnamed format'}): such weights cannot be trained",
+        hint="name the model that it was made from, whose config.json has no quantization_config",
+    )
+
+
+def _known(settings: dict[str, Any]) -> PretrainedConfig:
+    known = dict(settings)
     try:
-        return AutoConfig.for_model(settings.pop("model_type"), **settings)
+        config: PretrainedConfig = AutoConfig.for_model(known.pop("model_type"), **known)
     except (KeyError, ValueError) as error:
         raise ModelError(f"not a known model configuration: {error}", hint="it needs a model_type") from error
+    return config
 
 
 def build(source: Any, dtype: torch.dtype) -> PreTrainedModel:

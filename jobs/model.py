@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from pickle import UnpicklingError  # only its name: nothing is unpickled
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Mxfp4Config, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.initialization import no_init_weights
 
 from .errors import ModelError
+from .fake_model import is_expanded
 from .spec import Model
 
+log = logging.getLogger(__name__)
 _FINITE_CHUNK = 1 << 18
-_FOREIGN = (OSError, ValueError, ImportError, RuntimeError, EOFError, SafetensorError, UnpicklingError)
+_FOREIGN = (
+    *(OSError, ValueError, ImportError, RuntimeError, EOFError, SafetensorError, UnpicklingError),
+    *(TypeError, AttributeError, KeyError),  # of a configuration that is JSON, but no mapping of what it should be
+)
 """What transformers raises for a folder it cannot make a model of."""
 
 
@@ -24,22 +34,30 @@ def load_model(section: Model) -> tuple[PreTrainedModel, Any]:
     """The causal language model in the dtype that streams, on the CPU, and its tokenizer.
 
     Weights are mapped and converted one by one. Raises ModelError when some are missing, left over, of another shape or
-    not finite, when the model wants to run code of its own and may not, or when the tokenizer has ids that the
-    embedding lacks.
+    not finite, or share memory that the model does not tie, when the model wants to run code of its own and may not, or
+    when the tokenizer has ids that the embedding lacks.
     """
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            section.path,
-            dtype=getattr(torch, section.dtype),
-            attn_implementation=section.attention,
-            trust_remote_code=section.trust_remote_code,
-            ignore_mismatched_sizes=True,  # so that they are reported, and refused below by name
-            output_loading_info=True,
-        )
+        config = AutoConfig.from_pretrained(section.path, trust_remote_code=section.trust_remote_code)
+        expanded = is_expanded(config)
+        with _one_by_one():
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                section.path,
+                dtype=getattr(torch, section.dtype),
+                attn_implementation=section.attention,
+                trust_remote_code=section.trust_remote_code,
+                ignore_mismatched_sizes=True,  # so that they are reported, and refused below by name
+                output_loading_info=True,
+                **({"quantization_config": Mxfp4Config(dequantize=True)} if expanded else {}),
+            )
         tokenizer = AutoTokenizer.from_pretrained(section.path, trust_remote_code=section.trust_remote_code)
     except _FOREIGN as error:
         raise _cannot_load(section.path, error) from error
+    if expanded:
+        log.warning("%s is published in 4 bits: it is trained, and saved, in %s", section.path, section.dtype)
+        del model.config.quantization_config, model.hf_quantizer
     _check_weights(section.path, loading)
+    _check_aliases(section.path, model)
     _check_finite(section.path, model)
     _check_vocabulary(model, tokenizer)
     return model, tokenizer
@@ -79,6 +97,21 @@ def describe_model(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None
     tokenizer.save_pretrained(folder)
 
 
+@contextmanager
+def _one_by_one() -> Iterator[None]:
+    """Keep transformers from converting weights ahead of those that it has put in place: each would be there twice."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def _cannot_load(path: str, error: Exception) -> ModelError:
     return ModelError(
         f"cannot load the model {path}: {(str(error).splitlines() or [''])[0]}",
@@ -106,6 +139,17 @@ def _mismatch(key: Any) -> str:
         return str(key)
     name, *shapes = key
     return f"{name} ({' instead of '.join(str(tuple(shape)) for shape in shapes)})"
+
+
+def _check_aliases(path: str, model: PreTrainedModel) -> None:
+    """Two parameters in the same memory would each get an update, and a checkpoint would hold one of them."""
+    places = sorted((p.data_ptr(), p.nbytes, name) for name, p in model.named_parameters() if p.nbytes)
+    for (start, nbytes, first), (following, _, second) in pairwise(places):
+        if following < start + nbytes:
+            raise ModelError(
+                f"the model {path} has two weights in the same memory that it does not tie: {first} and {second}",
+                hint="set tie_word_embeddings in config.json if they are one, or save the model again if they are not",
+            )
 
 
 def _check_finite(path: str, model: PreTrainedModel) -> None:

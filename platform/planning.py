@@ -83,19 +83,19 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> PretrainedConfi
 
 
 def model_of(spec: JobSpec, name: str | None = None) -> ModelSource:
-    """What the job trains, without weights: its configuration, or the model on ``meta`` with the job's adapters.
+    """What the job trains, without weights: its configuration, or the model on ``meta`` with what is frozen.
 
-    ``name`` stands in for ``model.path``. Raises ModelError, also for target modules that the model lacks.
+    ``name`` stands in for ``model.path``. Raises ModelError, also for names that the model lacks.
     """
     source = find_model(name or spec.model.path, trust_remote_code=spec.model.trust_remote_code)
-    if spec.lora is None:
+    if spec.lora is None and not spec.train.freeze:
         return source
     import torch
 
-    from ..jobs.adapters import add_adapters
     from ..jobs.fake_model import meta_model
+    from ..jobs.learning import select_learning
 
-    return add_adapters(meta_model(source, getattr(torch, spec.model.dtype)), spec.lora, seed=spec.train.seed)
+    return select_learning(meta_model(source, getattr(torch, spec.model.dtype)), spec)
 
 
 def load_tokenizer(spec: JobSpec) -> Any:

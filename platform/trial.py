@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..jobs.adapters import add_adapters
 from ..jobs.data import IGNORED, Batch, Rows, worst_batch
 from ..jobs.errors import LazytrainError, OutOfMemory
 from ..jobs.executor import Emulated, Streamed, stream
+from ..jobs.learning import select_learning
 from ..jobs.model import load_model
 from ..jobs.model_facts import ModelFacts
 from ..jobs.optim import HybridAdamW
@@ -68,7 +68,7 @@ def run_probe(order: Order, policy: Policy, facts: ModelFacts) -> Report:
 
 
 def _train(order: Order, policy: Policy, facts: ModelFacts) -> Report:
-    model = add_adapters(load_model(order.spec.model)[0], order.spec.lora, seed=order.spec.train.seed)
+    model = select_learning(load_model(order.spec.model)[0], order.spec)
     batch = _with_padding(worst_batch(order.rows, policy.micro_batch))
     section = order.spec.train
     optimizer = HybridAdamW(lr=section.learning_rate, max_grad_norm=section.max_grad_norm)

@@ -118,9 +118,7 @@ class CheckpointStore:
         """
         with self._locked() as mine:
             if not mine:
-                raise CheckpointError(
-                    f"another process is saving in {self.directory}", hint="give every run its own output directory"
-                )
+                raise self._taken()
             self._clean()
             saving = self.directory / f".saving-{self._next_name(step)}"
             try:
@@ -133,6 +131,32 @@ class CheckpointStore:
                 shutil.rmtree(saving, ignore_errors=True)
             self._on_point("done")
             return published
+
+    def rehearse(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a first file as a save does, read it back, and remove it: what a save would meet is met now.
+
+        Raises CheckpointError when the file cannot be written, or comes back otherwise.
+        """
+        with self._locked() as mine:
+            if not mine:
+                raise self._taken()
+            self._clean()
+            saving = self.directory / ".saving-rehearsal"
+            try:
+                saving.mkdir()
+                written = files.write_tensors(saving / "unit-00000.safetensors", tensors)
+                files.sync_directory(saving)
+                safetensors.torch.load_file(_verified(saving, written))
+                saving.rename(self.directory / ".removing-rehearsal")
+            except OSError as error:
+                raise self._translated(error, _size(saving)) from error
+            finally:
+                self._clean()
+
+    @property
+    def bytes(self) -> int:
+        """Size of the complete checkpoints."""
+        return sum(_size(path) for path in self._complete())
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint, or None. What a cut-off save left is removed, unless a save is running."""
@@ -242,6 +266,11 @@ class CheckpointStore:
                 yield False
             else:
                 yield True
+
+    def _taken(self) -> CheckpointError:
+        return CheckpointError(
+            f"another process is saving in {self.directory}", hint="give every run its own output directory"
+        )
 
     def _translated(self, error: OSError, written: int) -> CheckpointError:
         if error.errno not in _FULL:

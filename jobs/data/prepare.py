@@ -24,7 +24,7 @@ from .rows import Rows
 from .sources import Input, inputs
 from .store import Counts, Writer, stored
 from .templates import choose_template
-from .tokens import Encoded, encode, tokenized
+from .tokens import Encoded, Limit, encode, tokenized
 
 _SCHEMA = 2
 """Goes up when the same input would become other tokens."""
@@ -85,6 +85,7 @@ class _Loader:
         self._data = data
         self._tokenizer = tokenizer
         self._render = renderer(tokenizer, Rendering(data.system_policy, data.supervise_generation_prompt))
+        self._limit = Limit.of(tokenizer, data.max_length)
         sources = (*data.train, *data.eval)
         self._inputs = [one for index, source in enumerate(sources) for one in inputs(source, index)]
         content = _content(data, tokenizer, self._inputs)
@@ -120,7 +121,7 @@ class _Loader:
         with ThreadPoolExecutor(1) as thread:
             for chunk in self._chunks(one, report):
                 texts = [rendered for _, group in chunk for rendered in group]
-                encodings = thread.submit(tokenized, self._tokenizer, texts)
+                encodings = thread.submit(tokenized, self._tokenizer, texts, self._limit)
                 if waiting is not None:
                     usable += self._add(one, *waiting, writer, report)
                 waiting = chunk, encodings
@@ -178,7 +179,7 @@ class _Loader:
     ) -> int:
         limit = self._data.max_length
         rows = [rendered for _, group in chunk for rendered in group]
-        tokens = iter(encode(self._tokenizer, rows, encodings.result(), limit))
+        tokens = iter(encode(self._tokenizer, rows, encodings.result(), self._limit))
         kept: list[tuple[Rendered, Encoded]] = []
         for line, group in chunk:
             encoded = [(rendered, next(tokens)) for rendered in group]

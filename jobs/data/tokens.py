@@ -10,6 +10,7 @@ from ..errors import ModelError
 from .template_spans import Rendered, Span
 
 _NEAR = 8
+_MARGIN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +27,48 @@ class Encoded:
         return sum(stop - start for start, stop in self.spans)
 
 
-def tokenized(tokenizer: Any, rows: Sequence[Rendered]) -> list[Any]:
-    """Whole rows as the tokenizer's own encodings. Holds no lock, so that a thread can do it beside other work."""
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Tokens that are kept of a row, and the characters that can matter for them."""
+
+    tokens: int
+    characters: int
+
+    @classmethod
+    def of(cls, tokenizer: Any, tokens: int) -> Limit:
+        """As many characters as that many of the longest tokens have, and some more."""
+        longest = max(map(len, tokenizer.get_vocab()))
+        return cls(tokens, (tokens + _MARGIN) * longest + _MARGIN)
+
+
+def tokenized(tokenizer: Any, rows: Sequence[Rendered], limit: Limit) -> list[Any]:
+    """Rows as the tokenizer's own encodings; of a row far longer than the limit, a part that is longer than it.
+
+    A row of 100 MB would take gigabytes, of which almost all is cut off. Holds no lock, so that a thread can do it
+    beside other work.
+    """
     backend = tokenizer.backend_tokenizer
     backend.no_padding()
     backend.no_truncation()
-    encodings: list[Any] = backend.encode_batch([row.text for row in rows], add_special_tokens=False)
+    texts = [row.text[: limit.characters] for row in rows]
+    encodings: list[Any] = backend.encode_batch(texts, add_special_tokens=False)
+    for at, row in enumerate(rows):
+        if len(row.text) > limit.characters and len(encodings[at].ids) <= limit.tokens + _MARGIN:
+            encodings[at] = backend.encode(row.text, add_special_tokens=False)  # long blanks or unknown words
     return encodings
 
 
-def encode(tokenizer: Any, rows: Sequence[Rendered], encodings: Sequence[Any], max_length: int) -> list[Encoded]:
+def encode(tokenizer: Any, rows: Sequence[Rendered], encodings: Sequence[Any], limit: Limit) -> list[Encoded]:
     """Ids and spans of tokenized rows; a token that straddles an edge of an answer belongs to the answer.
 
     The first token of a row has nothing that could predict it and never carries the loss. The first whole row is
     decoded again: ModelError if what carries the loss is not what the assistant says.
     """
-    encoded, checked = [], False
+    max_length, encoded, checked = limit.tokens, [], False
     for row, encoding in zip(rows, encodings, strict=True):
         ids = encoding.ids
         spans = tuple(_token_span(encoding, span, len(row.text), len(ids)) for span in row.spans)
-        if not checked:
+        if not checked and len(row.text) <= limit.characters:
             checked = _check(tokenizer, row, ids, spans, encoding)
         kept = tuple((start, min(stop, max_length)) for start, stop in spans if start < min(stop, max_length))
         encoded.append(Encoded(ids[:max_length], kept, len(ids) > max_length))

@@ -264,10 +264,10 @@ class Engine:
             event.wait()
 
     def last_update(self, unit: int) -> Event:
-        """The end of the unit's last update; one that has ended when there was none."""
+        """The end of the unit's last update, its state on NVMe included; one that has ended when there was none."""
         ops = self._steps.whole.ops if self._steps.whole is not None else ()
-        ids = (op.id for op in ops if op.kind == "update" and op.unit == unit)
-        return self._steps.updates.get(next(ids, ""), Event.ended())
+        ids = [op.id for op in ops if op.kind in ("update", "write_state") and op.unit == unit]
+        return self._steps.updates.get(ids[-1] if ids else "", Event.ended())
 
     def before_update(self, wait: Callable[[str, int], None]) -> None:
         """Have every update call ``wait`` with unit and step before it begins, on the stream that runs it."""

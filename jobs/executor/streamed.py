@@ -134,8 +134,6 @@ def _host_units(
         owner = units.get(unit.shares_weights_with)
         path = "" if unit.name == LOOSE else path_of(unit.name)
         units[unit.name] = HostUnit(unit.name, path, own[unit.name], dtype, optimizer, owner)
-        if owner is None:
-            units[unit.name].unbind(torch.device("cpu"))  # free the original as soon as it was taken over
         if states is not None and unit.name in parked and unit.gradient_bytes:
             units[unit.name].park(states)
     for module in model.modules():

@@ -16,7 +16,6 @@ from .clipping import Clip, clip, squares
 from .native import choose
 from .on_gpu import GpuUnit, gpu_unit
 from .pages import in_large_pages
-from .split import split
 from .unit import UnitOptimizer
 
 log = logging.getLogger(__name__)
@@ -106,20 +105,24 @@ class HybridAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             group["lr"] = value
 
-    def unit(self, layout: Layout, weights: torch.Tensor, dtype: torch.dtype, *, path: str = "") -> UnitOptimizer:
+    def unit(
+        self, layout: Layout, weights: torch.Tensor | None, dtype: torch.dtype, *, path: str = ""
+    ) -> UnitOptimizer:
         """Master and zero states for one unit.
 
-        ``weights`` is flat fp32 of ``layout.numel`` elements and is copied; ``dtype``, bfloat16 or float32, is what is
-        streamed. ``path`` goes before the names of the layout, so that patterns see the names of the whole model.
+        ``weights`` is flat fp32 of ``layout.numel`` elements and is copied (None: zeros, for ``load_master`` to fill);
+        ``dtype``, bfloat16 or float32, is what is streamed. ``path`` goes before the names of the layout, so that
+        patterns see the names of the whole model.
         """
-        if weights.dtype != torch.float32 or weights.shape != (layout.numel,):
+        if weights is not None and (weights.dtype != torch.float32 or weights.shape != (layout.numel,)):
             raise ValueError(f"weights must be flat float32 of {layout.numel:,} elements")
-        streamed = in_large_pages(torch.empty(layout.numel, dtype=dtype))
-        if not _is_half(dtype) or self.master == "bf16_stochastic":
-            return self._build(layout, streamed.copy_(weights), None, self.state_bits, path=path)
-        low = in_large_pages(torch.empty(layout.numel, dtype=torch.int16))
-        split(weights.contiguous(), streamed, low)
-        return self._build(layout, streamed, low, self.state_bits, path=path)
+        splits = _is_half(dtype) and self.master != "bf16_stochastic"
+        streamed = in_large_pages(torch.zeros(layout.numel, dtype=dtype))
+        low = in_large_pages(torch.zeros(layout.numel, dtype=torch.int16)) if splits else None
+        unit = self._build(layout, streamed, low, self.state_bits, path=path)
+        if weights is not None:
+            unit.load_master(weights)
+        return unit
 
     def squares(self, gradient: torch.Tensor) -> float:
         """Sum of squares of a gradient, accumulated in fp64."""

@@ -22,6 +22,8 @@ _WEIGHTS: dict[Master, str] = {"plain": "master", "split": "master.high", "stoch
 """Names of the streamed weights in a saved state."""
 
 _SMALLEST_SCALE = 2.0**-40
+_PIECE = 1 << 20
+"""Elements that are converted at a time."""
 
 Options = Callable[[], Mapping[str, Any]]
 """Gives the optimizer's current ``betas``, ``eps`` and ``weight_decay``: read at every update, never remembered."""
@@ -101,12 +103,18 @@ class UnitOptimizer:
         """The exact weights, flat fp32; the live ones when they are kept in fp32, else a copy."""
         return join(self.streamed, self.low) if self.low is not None else self.streamed.float()
 
-    def load_master(self, weights: torch.Tensor) -> None:
-        """Take these weights, flat fp32; states stay as they are."""
-        if self.low is not None:
-            split(weights, self.streamed, self.low)
-        else:
-            self.streamed.copy_(weights)
+    def load_master(self, weights: torch.Tensor, offset: int = 0) -> None:
+        """Take these weights, flat, of any floating dtype, from element ``offset`` on; states stay as they are.
+
+        Temporaries stay bounded whatever the number of weights.
+        """
+        for start in range(0, weights.numel(), _PIECE):
+            piece = weights[start : start + _PIECE]
+            here = slice(offset + start, offset + start + piece.numel())
+            if self.low is None:
+                self.streamed[here] = piece
+            else:
+                split(piece.float().contiguous(), self.streamed[here], self.low[here])
 
     def state(self) -> dict[str, torch.Tensor]:
         """All that an exact continuation needs, by name; views of the live buffers, except the small ``format``."""

@@ -159,6 +159,9 @@ class Train(Section):
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Global gradient norm above which gradients are scaled down; null turns clipping off."""
+    freeze: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """Names or patterns (*embed_tokens*, model.layers.[0-3]) of parameters and modules that do not learn: they are
+    streamed as they are, without gradient and optimizer state. Empty trains all."""
     seed: int = 42
     """Seed of row order, dropout and everything else that is drawn."""
 
@@ -328,6 +331,12 @@ class JobSpec(Section):
     """How the job waits."""
     output: Output
     """What the job leaves behind."""
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> JobSpec:
+        if self.lora is not None and self.train.freeze:
+            raise ValueError("lora freezes all weights but its adapters; remove train.freeze or lora")
+        return self
 
     def to_yaml(self) -> str:
         """The job file that loads to an equal value, with every default written out."""

@@ -19,6 +19,7 @@ from typing import Any
 
 NON_FINITE = "nonfinite/"
 _RESERVED = ("step", "time")
+_TAIL_BYTES = 1 << 16
 
 Row = dict[str, Any]
 
@@ -102,7 +103,13 @@ def _parsed(line: bytes) -> Row | None:
 
 
 def _remove_torn_line(path: Path) -> None:
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
+    """A line is short, the log of a long run is not: looked for from its end."""
+    with path.open("rb") as file:
+        size = at = file.seek(0, os.SEEK_END)
+        whole = 0
+        while at and not whole:
+            at = file.seek(max(0, at - _TAIL_BYTES))
+            newline = file.read(_TAIL_BYTES).rfind(b"\n")
+            whole = at + newline + 1 if newline >= 0 else 0
+    if whole < size:
         os.truncate(path, whole)

@@ -133,14 +133,18 @@ class MLflowTracker:
 
 
 def end_lost_run(run_dir: str | os.PathLike[str]) -> bool:
-    """Forward, as FAILED, a run whose last process never said how it ended; whether it is such a run.
+    """Forward a run whose last process never said how it ended, as FAILED, or could not say it to MLflow.
 
-    Nobody may be training in ``run_dir``. Raises LazytrainError when MLflow does not answer.
+    Whether it was such a run. Nobody may be training in ``run_dir``. Raises LazytrainError when MLflow does not answer.
     """
     path = Path(run_dir) / RECORD_FILE
-    if not path.exists() or (record := RunRecord.load(path)).ended:
+    if not path.exists():
         return False
-    record.end("FAILED")
+    record = RunRecord.load(path)
+    if record.ended and record.status is None:
+        return False
+    if not record.ended:
+        record.end("FAILED")
     sync_run(run_dir)
     return True
 

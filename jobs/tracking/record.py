@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 import uuid
 from collections.abc import Mapping
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+
+log = logging.getLogger(__name__)
 
 JOB_ID = "lazytrain.job_id"
 RECORD_FILE = "mlflow_run.json"
@@ -57,7 +61,7 @@ class RunRecord:
         cls, path: Path, *, uri: str, experiment: str, run_name: str, params: Mapping[str, Any], tags: Mapping[str, str]
     ) -> RunRecord:
         """A new attempt of the run recorded at ``path``, or a new run: the first one, or in another store."""
-        record = cls.load(path) if path.exists() else None
+        record = cls._found(path)
         if record is None or (record.uri, record.experiment) != (uri, experiment):
             record = cls(path, uri, experiment, run_name, job_id=uuid.uuid4().hex)
         else:
@@ -73,6 +77,17 @@ class RunRecord:
         record.save()
         return record
 
+    @classmethod
+    def _found(cls, path: Path) -> RunRecord | None:
+        """The record, unless there is none; a damaged one counts as none, since the run can be found by its tag."""
+        try:
+            return cls.load(path)
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, AttributeError) as error:
+            log.warning("%s is damaged and begun anew: %s", path, error)
+            return None
+
     def end(self, status: str) -> None:
         """This attempt has ended; MLflow is to be told."""
         self.status, self.ended = status, True
@@ -83,7 +98,10 @@ class RunRecord:
         fields = asdict(self)
         del fields["path"]
         partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text(json.dumps(fields, indent=1))
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(fields, indent=1))
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut leaves an empty file under the right name
         partial.replace(self.path)
 
 

@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
-from ..adapters import add_adapters, save_adapters
+from ..adapters import save_adapters
 from ..checkpoint import Checkpoint, CheckpointStore, export_folder, export_weights, saved_weights
 from ..errors import InputError
 from ..frozen import Frozen
+from ..learning import select_learning
 from ..model import describe_model, empty_model
 from ..run_directory import RunDirectory
 from ..spec import JobSpec, load_spec
+from .frozen_weights import frozen_weights, with_frozen
 
 
 class Exported(Frozen):
@@ -45,8 +47,11 @@ def export_run(run_dir: str | Path, out: str | Path, which: str = "latest") -> E
     checkpoint = _find(CheckpointStore(directory.checkpoints), which)
     spec = load_spec(directory.spec)
     model, tokenizer = empty_model(spec.model, directory.start, device="meta")
-    add_adapters(model, spec.lora, seed=spec.train.seed)
-    write_model(folder, spec, model, tokenizer, saved_weights(checkpoint))
+    select_learning(model, spec)
+    parts = saved_weights(checkpoint)
+    if spec.train.freeze:
+        parts = with_frozen(parts, frozen_weights(directory.frozen, checkpoint.trainer["base"]))
+    write_model(folder, spec, model, tokenizer, parts)
     return Exported(out=str(folder), step=checkpoint.step, eval_loss=checkpoint.score)
 
 

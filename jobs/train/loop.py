@@ -142,7 +142,7 @@ class Loop:
 
     def _evaluate_if_due(self) -> bool:
         """Take the evaluation loss where its turn has come; whether it is the best so far."""
-        every = max(1, round(self.setup.spec.evaluate.every * self._order.batches_per_epoch))
+        every = self.setup.batches_between_evaluations
         losses = self.state.eval_losses
         due = self.step > 0 and (self.step % every == 0 or self.step == self.total_steps)
         if not (self.evaluation and due) or (losses and losses[-1][0] == self.step):

@@ -12,8 +12,11 @@ from ..policy import Policy
 from ..run_directory import RunDirectory, save_record
 from ..spec import JobSpec
 from ..tracking import LocalTracker, Tracker
+from .ending import telling_the_end
 from .export import write_model
 from .loop import Loop, Progress
+from .lost import reconcile_beside
+from .preflight import rehearse
 from .result import Result
 from .saving import Saver, check_complete
 from .setup import OnPoint, Setup, set_up
@@ -35,28 +38,26 @@ def train(
 
     Without a ``policy`` every boundary waits on the host. ``stop`` is asked at every layer and after every step;
     ``progress`` gets every report that goes to the tracker. ``on_point`` is called with a name wherever a process may
-    be killed in a test: ``claimed``, ``loaded``, ``prepared``, ``resumed``, ``forward``, ``backward``, ``step``,
-    ``stepped``, ``evaluating``, ``saving``, those of `CheckpointStore`, ``exporting``, ``exported``, ``result``.
+    be killed in a test: ``claimed``, ``loaded``, ``prepared``, ``rehearsed``, ``resumed``, ``forward``, ``backward``,
+    ``step``, ``stepped``, ``evaluating``, ``saving``, those of `CheckpointStore`, ``exporting``, ``exported``,
+    ``result``.
 
-    Raises the typed errors of `errors`; InputError and its kin before the first step.
+    Raises the typed errors of `errors`; InputError and its kin before the first step, and DoesNotFit where the disk has
+    no room for the checkpoints.
     """
     directory = RunDirectory(Path(run_dir or spec.output.dir))
-    with directory.claimed(spec):
+    with directory.claimed(spec), telling_the_end(directory, lambda: tracker or LocalTracker(directory.path)) as ending:
         on_point("claimed")
-        tracker = tracker or LocalTracker(directory.path)
-        try:
-            setup = set_up(spec, policy, directory, on_point)
-            for path in (directory.spec, directory.policy):
-                tracker.artifact(path)
-            result = _run(setup, device, tracker, stop or (lambda: False), progress or (lambda _: None), on_point)
-        except KeyboardInterrupt:
-            tracker.finish("KILLED")
-            raise
-        except BaseException:
-            tracker.finish("FAILED")
-            raise
-        tracker.finish("FINISHED" if result.status == "done" else "KILLED")
-    return result
+        reconcile_beside(directory.path)
+        setup = set_up(spec, policy, directory, on_point)
+        rehearse(setup)
+        on_point("rehearsed")
+        for path in (directory.spec, directory.policy):
+            ending.tracker.artifact(path)
+        ending.result = _run(
+            setup, device, ending.tracker, stop or (lambda: False), progress or (lambda _: None), on_point
+        )
+    return ending.result
 
 
 def _run(

@@ -2,7 +2,7 @@
 
 What is saved is the state after the step at which the save was asked for. Each unit is written straight from its
 memory, which its next update does not touch before that; so a save costs no second copy of anything, and training waits
-only where the disk is slower than a step.
+only where the disk is slower than a step. Of optimizer state that is on NVMe, one unit's at a time is read for it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,10 @@ Units = Sequence[tuple[str, UnitOptimizer, Event]]
 
 
 class Saver:
-    """Saves the state of a streamed model; one save at a time.
-
-    Optimizer state that is on NVMe can be read only while no update runs: then training waits for the whole save.
-    """
+    """Saves the state of a streamed model; one save at a time."""
 
     def __init__(self, store: CheckpointStore, streamed: Streamed) -> None:
         self._store, self._streamed = store, streamed
-        self._beside = streamed.policy.optimizer_home == "host"
         self._gate = Gate()
         streamed.before_update(self._gate.wait)
         self._thread: threading.Thread | None = None
@@ -55,12 +51,8 @@ class Saver:
         self._thread = threading.Thread(
             target=self._write, args=(step, units, trainer, score), name="lazytrain-save", daemon=True
         )
-        if not self._beside:
-            self._streamed.flush()
         self._thread.start()
         self._waited_s += time.perf_counter() - started
-        if not self._beside:
-            self.wait()
 
     def check(self) -> None:
         """Raise what went wrong with a save that has ended; wait for nothing."""

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..adapters import add_adapters, weights_digest
+from ..adapters import weights_digest
 from ..checkpoint import Checkpoint, CheckpointStore
 from ..data import Prepared, packing_problem, prepare
 from ..errors import CheckpointError, InputError, ModelError
 from ..frozen import digest
 from ..introspect import model_facts
+from ..learning import select_learning
 from ..model import describe_model, empty_model, load_model
 from ..model_facts import ModelFacts
 from ..objectives import Objective, objective_of
@@ -23,6 +24,7 @@ from ..optim import HybridAdamW
 from ..policy import Home, Policy
 from ..run_directory import RunDirectory
 from ..spec import JobSpec
+from .frozen_weights import frozen_weights, keep_frozen, take_frozen
 from .position import Position, RowOrder
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,11 @@ class Setup:
             together=self.objective.together,
         )
 
+    @property
+    def batches_between_evaluations(self) -> int:
+        """Steps from one evaluation of the loss to the next."""
+        return max(1, round(self.spec.evaluate.every * self.order().batches_per_epoch))
+
     def optimizer(self) -> HybridAdamW:
         """The optimizer that the job asks for."""
         return HybridAdamW(
@@ -122,16 +129,30 @@ def _model(
     A model that goes on needs no weights but the checkpoint's, and no file outside the run's directory; one with
     adapters also needs those that it began with.
     """
-    if spec.lora is not None:
-        model, tokenizer = load_model(spec.model) if checkpoint is None else _base_again(spec, directory, checkpoint)
-    elif checkpoint is not None:
-        return *empty_model(spec.model, directory.start), None
-    else:
-        model, tokenizer = load_model(spec.model)
-    if checkpoint is None:
-        describe_model(model, tokenizer, directory.start)
+    if checkpoint is not None:
+        return _model_again(spec, directory, checkpoint)
+    model, tokenizer = load_model(spec.model)
+    describe_model(model, tokenizer, directory.start)
     base = None if spec.lora is None else weights_digest(model)
-    return add_adapters(model, spec.lora, seed=spec.train.seed), tokenizer, base
+    select_learning(model, spec)
+    if spec.train.freeze:
+        base = keep_frozen(model, directory.frozen)
+    return model, tokenizer, base
+
+
+def _model_again(
+    spec: JobSpec, directory: RunDirectory, checkpoint: Checkpoint
+) -> tuple[PreTrainedModel, Any, str | None]:
+    """The model of a run that goes on: what the checkpoint holds is still to be taken up."""
+    base = checkpoint.trainer["base"]
+    if spec.lora is not None:
+        model, tokenizer = _base_again(spec, directory, checkpoint)
+    else:
+        model, tokenizer = empty_model(spec.model, directory.start)
+    select_learning(model, spec)
+    if spec.train.freeze:
+        take_frozen(model, frozen_weights(directory.frozen, base))
+    return model, tokenizer, base
 
 
 def _base_again(spec: JobSpec, directory: RunDirectory, checkpoint: Checkpoint) -> tuple[PreTrainedModel, Any]:

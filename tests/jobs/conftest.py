@@ -44,7 +44,7 @@ def write_job(tmp_path: Path) -> Path:
         model: {path: model, dtype: float32}
         data: {train: [{path: rows.jsonl}], split: {train: 0.8, eval: 0.2, seed: 1}, max_length: 32}
         train: {epochs: 2, batch: 8, learning_rate: 3e-3, seed: 3}
-        evaluate: {answer: "The answer is :", max_new_tokens: 8, every: 0.5}
+        evaluate: {answer: "The answer is :", max_new_tokens: 8, every: 0.5, limit: 4}
         output: {dir: run, save_every: 4}
         """)
     )

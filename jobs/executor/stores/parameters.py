@@ -27,8 +27,8 @@ class UnitOptimizer(Protocol):
     def master(self) -> torch.Tensor:
         """Flat float32 weights, exact."""
 
-    def load_master(self, weights: torch.Tensor) -> None:
-        """Take these weights, flat float32; optimizer states stay as they are."""
+    def load_master(self, weights: torch.Tensor, offset: int = 0) -> None:
+        """Take these weights, flat, of any floating dtype, from element ``offset`` on; states stay as they are."""
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """All that is needed to go on bit for bit."""
@@ -55,8 +55,13 @@ class Optimizer(Protocol):
     param_groups: list[dict[str, Any]]
     """One group, with the options of every update."""
 
-    def unit(self, layout: Layout, weights: torch.Tensor, dtype: torch.dtype, *, path: str = "") -> UnitOptimizer:
-        """Take over a unit's flat float32 weights; ``path`` goes before the layout's names."""
+    def unit(
+        self, layout: Layout, weights: torch.Tensor | None, dtype: torch.dtype, *, path: str = ""
+    ) -> UnitOptimizer:
+        """Take over a unit's flat float32 weights; ``path`` goes before the layout's names.
+
+        Without ``weights`` they are zero, until `UnitOptimizer.load_master` brings them piece by piece.
+        """
 
     def squares(self, gradient: torch.Tensor) -> float:
         """Sum of the squares of a flat gradient."""
@@ -68,8 +73,9 @@ class Optimizer(Protocol):
 class FixedWeights:
     """Weights that are never updated: frozen ones, inference, and gradients without an optimizer."""
 
-    def __init__(self, weights: torch.Tensor, dtype: torch.dtype) -> None:
-        self.streamed = weights.to(dtype)
+    def __init__(self, numel: int, dtype: torch.dtype) -> None:
+        """Zeros, until `load_master` brings the weights."""
+        self.streamed = torch.zeros(numel, dtype=dtype)
 
     def update(self, gradient: torch.Tensor, *, step: int, scale: float, lr: float) -> None:
         """Nothing to do."""
@@ -77,8 +83,8 @@ class FixedWeights:
     def master(self) -> torch.Tensor:
         return self.streamed.float()
 
-    def load_master(self, weights: torch.Tensor) -> None:
-        self.streamed.copy_(weights)
+    def load_master(self, weights: torch.Tensor, offset: int = 0) -> None:
+        self.streamed[offset : offset + weights.numel()] = weights
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"streamed": self.streamed}
@@ -94,10 +100,12 @@ class FixedWeights:
 class PartlyFrozen:
     """A unit whose first weights learn and whose rest is frozen. Its state is that of what learns."""
 
-    def __init__(self, learning: UnitOptimizer, frozen: torch.Tensor) -> None:
-        """``frozen`` is flat; one buffer holds both from now on, so that one load brings both."""
+    def __init__(self, learning: UnitOptimizer, frozen: int) -> None:
+        """``frozen`` counts elements, zero until `load_master`; one buffer holds both, so that one load brings both."""
         self._learning, self._first = learning, learning.streamed.numel()
-        self.streamed = torch.cat([learning.streamed, frozen.to(learning.streamed.dtype)])
+        both = torch.zeros(self._first + frozen, dtype=learning.streamed.dtype)
+        both[: self._first] = learning.streamed
+        self.streamed = both
 
     @property
     def streamed(self) -> torch.Tensor:
@@ -113,9 +121,11 @@ class PartlyFrozen:
     def master(self) -> torch.Tensor:
         return torch.cat([self._learning.master(), self.streamed[self._first :].float()])
 
-    def load_master(self, weights: torch.Tensor) -> None:
-        self._learning.load_master(weights[: self._first])
-        self.streamed[self._first :] = weights[self._first :]
+    def load_master(self, weights: torch.Tensor, offset: int = 0) -> None:
+        learning = min(weights.numel(), max(0, self._first - offset))
+        if learning:
+            self._learning.load_master(weights[:learning], offset)
+        self.streamed[offset + learning : offset + weights.numel()] = weights[learning:]
 
     def state(self) -> Mapping[str, torch.Tensor]:
         return self._learning.state()
@@ -148,7 +158,10 @@ class HostUnit:
         optimizer: Optimizer | None,
         owner: HostUnit | None = None,
     ) -> None:
-        """``parameters`` are named inside ``path``; ``owner`` is the unit that holds this one's (tied) weights."""
+        """``parameters`` are named inside ``path``; ``owner`` is the unit that holds this one's (tied) weights.
+
+        Without an owner the unit takes the parameters' values, and each loses its memory as soon as that is done.
+        """
         self.name, self.path, self.dtype = name, path, dtype
         self.parameters = dict(parameters)
         self.gradient: torch.Tensor | None = None
@@ -165,14 +178,20 @@ class HostUnit:
         self.weights = self._take_over(optimizer)
 
     def _take_over(self, optimizer: Optimizer | None) -> UnitOptimizer:
-        """Weights with the optimizer's state for those that learn."""
-        flat, learning = torch.zeros(self.layout.numel, dtype=torch.float32), self.learning.numel
+        """Weights with the optimizer's state for those that learn; at no time is more than a parameter there twice."""
+        weights = self._zeros(optimizer)
         for segment in self.layout.segments:
-            flat[segment.offset : segment.offset + segment.numel] = self.parameters[segment.name].data.reshape(-1)
+            parameter = self.parameters[segment.name]
+            weights.load_master(parameter.detach().reshape(-1), segment.offset)
+            parameter.data = torch.empty(0, dtype=self.dtype, device="cpu")
+        return weights
+
+    def _zeros(self, optimizer: Optimizer | None) -> UnitOptimizer:
+        learning, numel = self.learning.numel, self.layout.numel
         if optimizer is None or not learning:
-            return FixedWeights(flat, self.dtype)
-        weights = optimizer.unit(self.learning, flat[:learning], self.dtype, path=self.path)
-        return weights if learning == self.layout.numel else PartlyFrozen(weights, flat[learning:])
+            return FixedWeights(numel, self.dtype)
+        weights = optimizer.unit(self.learning, None, self.dtype, path=self.path)
+        return weights if learning == numel else PartlyFrozen(weights, numel - learning)
 
     def gradient_buffer(self, device: Device, *, adds: bool) -> torch.Tensor:
         """The host's gradient: float32 once several contributions are added up, the compute dtype before.

@@ -12,6 +12,8 @@ from ...replay import padded
 from ..devices.host import page_aligned
 from .scratch import ScratchFile
 
+_PIECE_BYTES = 1 << 24
+
 
 class MovableOptimizer(Protocol):
     """A unit's optimizer whose state beside the streamed weights may lie anywhere (`jobs.optim` has it)."""
@@ -22,7 +24,7 @@ class MovableOptimizer(Protocol):
 
     def master(self) -> torch.Tensor: ...
 
-    def load_master(self, weights: torch.Tensor) -> None: ...
+    def load_master(self, weights: torch.Tensor, offset: int = 0) -> None: ...
 
     def state(self) -> Mapping[str, torch.Tensor]: ...
 
@@ -41,7 +43,7 @@ class ParkedOptimizer:
     """One unit's optimizer with its state in a file.
 
     Updates find the state in the buffer that `here` was given, which `read` fills and `write` saves. Everything else
-    brings the state to the host for as long as it takes, and must not run while updates are under way.
+    brings the state to the host for as long as it takes, and must not run while an update of this unit is under way.
     """
 
     def __init__(self, inner: MovableOptimizer, file: ScratchFile) -> None:
@@ -52,10 +54,7 @@ class ParkedOptimizer:
         self.parked_bytes = sum(padded(nbytes) for _, nbytes in self._forms.values())
         """Bytes on NVMe."""
         self._offset = file.reserve(self.parked_bytes)
-        buffer = page_aligned(self.parked_bytes)
-        for name, place in self._places(buffer).items():
-            place.copy_(kept[name])
-        file.write(self._offset, buffer)
+        self._move(kept)
         self._leave()
 
     @property
@@ -79,6 +78,7 @@ class ParkedOptimizer:
     def here(self, buffer: torch.Tensor) -> Iterator[None]:
         """Let the optimizer work on the state in ``buffer``."""
         self._inner.keep_in(self._places(buffer))
+        self._away = False
         try:
             yield
         finally:
@@ -95,19 +95,20 @@ class ParkedOptimizer:
             return self._inner.master().clone()
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """All that is needed to go on; the tensors take host memory for as long as somebody holds them."""
-        with self._brought():
-            return self._inner.state()
+        """All that is needed to go on; the tensors take host memory for as long as somebody holds them.
+
+        It may be read while an update of this unit waits for its turn, and has its own copy of the state already.
+        """
+        return {**self._inner.state(), **self._copy()}
 
     def state_beside_streamed(self) -> Mapping[str, torch.Tensor]:
         """``state()`` without the streamed weights."""
-        with self._brought():
-            return self._inner.state_beside_streamed()
+        return {**self._inner.state_beside_streamed(), **self._copy()}
 
-    def load_master(self, weights: torch.Tensor) -> None:
-        """Take these weights, flat float32; optimizer states stay as they are."""
+    def load_master(self, weights: torch.Tensor, offset: int = 0) -> None:
+        """Take these weights, flat, from element ``offset`` on; optimizer states stay as they are."""
         with self._brought() as buffer:
-            self._inner.load_master(weights)
+            self._inner.load_master(weights, offset)
             self.write(buffer)
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -123,12 +124,28 @@ class ParkedOptimizer:
         with self.here(buffer):
             yield buffer
 
+    def _copy(self) -> dict[str, torch.Tensor]:
+        buffer = page_aligned(self.parked_bytes)
+        self.read(buffer)
+        return self._places(buffer)
+
+    def _move(self, kept: Mapping[str, torch.Tensor]) -> None:
+        """Write the state piece by piece, from memory that direct I/O can read: no second copy of it is made."""
+        piece = page_aligned(min(_PIECE_BYTES, self.parked_bytes))
+        for at in range(0, self.parked_bytes, _PIECE_BYTES):
+            part, start = piece[: self.parked_bytes - at], -at
+            for tensor in kept.values():
+                first, last = max(0, start), min(part.numel(), start + tensor.nbytes)
+                if first < last:
+                    part[first:last] = tensor.view(torch.uint8)[first - start : last - start]
+                start += padded(tensor.nbytes)
+            self._file.write(self._offset + at, part)
+
     def _leave(self) -> None:
         self._inner.keep_in({name: torch.empty(0, dtype=dtype) for name, (dtype, _) in self._forms.items()})
         self._away = True
 
     def _places(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        self._away = False
         places, start = {}, 0
         for name, (dtype, nbytes) in self._forms.items():
             places[name] = buffer[start : start + nbytes].view(dtype)

@@ -43,6 +43,15 @@ class TestChatTemplates:
         prepared = load(write_rows({"query": "1+1?", "response": answer}), tokenizer=chatml)
         assert text_and_loss(chatml, prepared)[1] == answer + "<|im_end|>"
 
+    def test_a_marker_of_what_is_generated_changes_nothing(self, load, write_rows, make_tokenizer, chatml) -> None:
+        turn = "{{ m.content }}<|im_end|>"
+        generated = f"{{% generation %}}{turn}{{% endgeneration %}}"
+        marked = f"{{% if m.role == 'assistant' %}}{generated}{{% else %}}{turn}{{% endif %}}"
+        template = CHATML.replace(turn, marked)
+        tokenizer = make_tokenizer(specials=("<|im_start|>", "<|im_end|>"), template=template, eos_token="<|im_end|>")
+        with_marker, without = (text_and_loss(t, load(write_rows(ROW), tokenizer=t)) for t in (tokenizer, chatml))
+        assert with_marker == without
+
     def test_text_that_the_template_puts_before_an_answer(self, load, write_rows, make_tokenizer) -> None:
         """What generation has to write by itself is learned; what the generation prompt holds is not."""
         in_prompt = CHATML.replace("assistant\n{% endif", "assistant\n<think></think>{% endif").replace(

@@ -228,6 +228,9 @@ def test_an_optimizer_that_keeps_its_state_to_itself_is_refused(facts, make_mode
         def unit(self, layout, weights, dtype, *, path=""):
             return self
 
+        def load_master(self, weights, offset=0):
+            pass
+
         streamed = torch.empty(0)
 
     policy = Policy.from_homes(facts, HOMES).parked(optimizer=[0])

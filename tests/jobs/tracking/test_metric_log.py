@@ -45,8 +45,12 @@ def test_each_metric_has_each_step_once_also_after_a_restart(tmp_path: Path) -> 
     assert values(path, "eval_loss") == [(10, 0.5)] + [(step, 0.0) for step in range(11, 21)]
 
 
+@pytest.mark.parametrize("tail", [1, 7, 1 << 16])
 @pytest.mark.parametrize("cut", range(1, 40, 3))
-def test_a_torn_last_line_is_skipped_and_removed(tmp_path: Path, cut: int) -> None:
+def test_a_torn_last_line_is_skipped_and_removed(
+    tmp_path: Path, cut: int, tail: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lazytrain.jobs.tracking.metric_log._TAIL_BYTES", tail)
     path = tmp_path / "m.jsonl"
     log = MetricLog(path)
     log.append(1, {"loss": 1.0})

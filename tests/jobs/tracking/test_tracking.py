@@ -2,14 +2,17 @@
 
 import contextlib
 import hashlib
+import http.server
 import importlib
 import json
 import math
 import os
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -371,10 +374,38 @@ def test_outage_costs_training_nothing_and_nothing_is_missing_afterwards(
     assert only_run(uri).info.status == "FINISHED"
 
 
+class Broken(http.server.BaseHTTPRequestHandler):
+    """Answers every request with an error of its own."""
+
+    def answer(self) -> None:
+        self.send_error(500)
+
+    do_GET = do_POST = do_PATCH = answer  # noqa: N815
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def broken_server() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("server", ["nobody", "silent", "broken"])
 def test_server_that_never_answers_delays_only_the_end_and_only_so_long(
-    tmp_path: Path, open_tracker: Callable[..., MLflowTracker]
+    tmp_path: Path, open_tracker: Callable[..., MLflowTracker], server: str, broken_server: str
 ) -> None:
-    dead = "http://127.0.0.1:9"
+    """Nobody listens; somebody takes the call and says nothing; every answer is an error 500."""
+    silent = socket.create_server(("127.0.0.1", 0))
+    addresses = {"nobody": "http://127.0.0.1:9", "broken": broken_server}
+    dead = addresses.get(server, f"http://127.0.0.1:{silent.getsockname()[1]}")
+    monkey = pytest.MonkeyPatch()
+    monkey.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     tracker = open_tracker(uri=dead, finish_timeout_s=0.5)
     started = time.monotonic()
     for step in range(1, 1001):
@@ -387,6 +418,23 @@ def test_server_that_never_answers_delays_only_the_end_and_only_so_long(
     assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 1000
     with pytest.raises(LazytrainError, match="cannot forward"):
         sync_run(tmp_path / "run")
+    tracker._thread.join()
+    silent.close()
+    monkey.undo()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"uri": "x"}'])
+def test_a_damaged_record_is_begun_anew_and_the_run_found_by_its_tag(
+    uri: str, tmp_path: Path, content: str, open_tracker: Callable[..., MLflowTracker]
+) -> None:
+    first = open_tracker()
+    first.log(1, {"loss": 1.0})
+    first.finish("FINISHED")
+    (tmp_path / "run" / "mlflow_run.json").write_text(content)
+    second = open_tracker()
+    second.log(2, {"loss": 2.0})
+    second.finish("FINISHED")
+    assert history(uri, "loss") == [(1, 1.0), (2, 2.0)]
 
 
 def test_what_an_outage_left_is_sent_later_with_the_true_status(
@@ -433,6 +481,24 @@ def test_a_database_that_is_locked_away_costs_training_nothing(
     tracker.finish("FINISHED")
     assert history(uri, "loss") == [(step, float(step)) for step in range(1, 1051)]
     assert only_run(uri).info.status == "FINISHED"
+
+
+def test_six_runs_at_once_lose_nothing(uri: str, tmp_path: Path, open_tracker: Callable[..., MLflowTracker]) -> None:
+    """All write to one SQLite file, in requests of many points."""
+    trackers = [
+        open_tracker(tags={JOB_ID: f"job-{n}"}, run_dir=tmp_path / f"run{n}", interval_s=0.01, finish_timeout_s=60)
+        for n in range(6)
+    ]
+    for step in range(1, 201):
+        for tracker in trackers:
+            tracker.log(step, {"loss": float(step)})
+    for tracker in trackers:
+        tracker.finish("FINISHED")
+    assert len(runs(uri)) == 6
+    for tracker in trackers:
+        points = client(uri).get_metric_history(tracker.run_id, "loss")
+        assert sorted(point.step for point in points) == list(range(1, 201))
+    assert {run.info.status for run in runs(uri)} == {"FINISHED"}
 
 
 def test_a_run_that_was_killed_is_known_to_have_failed(uri: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from lazytrain.jobs.checkpoint import CheckpointStore
 from lazytrain.jobs.errors import CheckpointError
 from lazytrain.jobs.executor import Emulated
+from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
 from lazytrain.jobs.tracking import read_metrics
 from lazytrain.jobs.train import train
@@ -23,20 +24,29 @@ SHORT = ["train.epochs=3", "data.split={train: 0.4, eval: 0.1, seed: 1}", "evalu
 """15 steps in three epochs, a save after each."""
 
 KILLS = [
-    ("claimed", 1), ("loaded", 1), ("prepared", 1), ("forward", 2), ("backward", 2), ("step", 3), ("stepped", 2),
-    ("resumed", 1), ("evaluating", 1), ("saving", 2), ("start", 1), ("unit model.layers.1", 2), ("trainer", 1),
-    ("manifest", 2), ("synced", 1), ("renamed", 1), ("published", 1), ("removing", 1), ("removed", 1), ("done", 1),
-    ("exporting", 1), ("exported", 1), ("result", 1),
+    ("claimed", 1), ("loaded", 1), ("prepared", 1), ("rehearsed", 1), ("forward", 2), ("backward", 2), ("step", 3),
+    ("stepped", 2), ("resumed", 1), ("evaluating", 1), ("saving", 2), ("start", 1), ("unit model.layers.1", 2),
+    ("trainer", 1), ("manifest", 2), ("synced", 1), ("renamed", 1), ("published", 1), ("removing", 1), ("removed", 1),
+    ("done", 1), ("exporting", 1), ("exported", 1), ("result", 1),
 ]  # fmt: skip
 """Points of `train` and of `CheckpointStore`, and which time they come by: always in a process that goes on from the
 one before."""
 
 STOPS = [("forward", 2), ("backward", 2), ("step", 1), ("evaluating", 1), ("saving", 1), ("unit model.layers.1", 1)]
 
+PARKED_KILLS = [
+    ("stepped", 2), ("backward", 2), ("start", 1), ("unit model.layers.1", 2), ("manifest", 1), ("published", 1),
+    ("removing", 1), ("done", 1),
+]  # fmt: skip
+"""For runs with optimizer state on NVMe, of which nothing is left after a kill: they go on from the checkpoint."""
+
+GPU = Emulated(memory_bytes=1 << 28, h2d_bytes_s=1e9)
+
 ATTEMPTS = """
 import os, signal, sys, functools, json
 import torch
 torch.set_num_threads(1)
+from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
 from lazytrain.jobs.train import setup, train
 
@@ -47,8 +57,9 @@ def facts(**shape):
 original, models = setup.model_facts, []
 setup.model_facts = lambda model, **shape: (models.append(model), facts(**shape))[1]
 
-job, overrides, kills = json.loads(sys.argv[1])
+job, overrides, kills, parked = json.loads(sys.argv[1])
 spec = load_spec(job, overrides)
+policy = Policy.load(parked).parked(optimizer=[0, 1, 2]) if parked else None
 setup.set_up(spec, None, setup.RunDirectory(__import__("pathlib").Path(spec.output.dir + "-facts")), lambda name: None)
 for point, times in [*kills, (None, 0)]:
     child = os.fork()
@@ -60,7 +71,7 @@ for point, times in [*kills, (None, 0)]:
                 os.kill(os.getpid(), signal.SIGKILL)
         code = 1
         try:
-            train(spec, device="cpu", on_point=on_point)
+            train(spec, device="cpu", on_point=on_point, policy=policy)
             code = 0
         finally:
             os._exit(code)
@@ -102,21 +113,31 @@ def whole(undisturbed: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_killed_at_every_point_and_still_the_same_bits(job: Path, whole: Path) -> None:
-    given = json.dumps([str(job), SHORT, KILLS])
+@pytest.mark.parametrize(("kills", "parked"), [(KILLS, False), (PARKED_KILLS, True)], ids=["host", "state-on-nvme"])
+def test_killed_at_every_point_and_still_the_same_bits(
+    job: Path, whole: Path, kills: list[tuple[str, int]], parked: bool
+) -> None:
+    settings = [*SHORT, f"plan.nvme={job.parent}"]
+    given = json.dumps([str(job), settings, kills, str(whole / "policy.json") if parked else None])
     subprocess.run([sys.executable, "-c", ATTEMPTS, given], check=True, timeout=200)
     assert_same_end(job.parent / "run", whole)
 
 
-@pytest.mark.parametrize("device", ["cpu", Emulated(memory_bytes=1 << 28, h2d_bytes_s=1e9)], ids=["cpu", "emulated"])
-def test_asked_to_stop_anywhere_and_still_the_same_bits(job: Path, whole: Path, device: str | Emulated) -> None:
+@pytest.mark.parametrize(
+    ("device", "parked"), [("cpu", []), (GPU, []), (GPU, [0, 1, 2])], ids=["cpu", "emulated", "state-on-nvme"]
+)
+def test_asked_to_stop_anywhere_and_still_the_same_bits(
+    job: Path, whole: Path, device: str | Emulated, parked: list[int]
+) -> None:
     """What SIGTERM does: the run gives the step up at the next layer, saves the state before it, and ends."""
-    spec = load_spec(job, SHORT)
+    spec = load_spec(job, [*SHORT, f"plan.nvme={job.parent}"])
+    policy = Policy.load(whole / "policy.json").parked(optimizer=parked) if parked else None
     for point, times in STOPS:
         asked: list[str] = []
         stopped = train(
             spec,
             device=device,
+            policy=policy,
             on_point=lambda name, point=point, asked=asked: asked.append(name) if name.startswith(point) else None,
             stop=lambda asked=asked, times=times: len(asked) >= times,
         )
@@ -124,7 +145,7 @@ def test_asked_to_stop_anywhere_and_still_the_same_bits(job: Path, whole: Path, 
         assert stopped.status == "stopped"
         checkpoint = CheckpointStore(job.parent / "run" / "checkpoints").latest()
         assert stopped.steps == 0 if checkpoint is None else checkpoint.step == stopped.steps
-    assert train(spec, device=device).status == "done"
+    assert train(spec, device=device, policy=policy).status == "done"
     assert_same_end(job.parent / "run", whole)
 
 

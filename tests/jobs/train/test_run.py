@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM
 from lazytrain.jobs.checkpoint import CheckpointStore
 from lazytrain.jobs.errors import CheckpointError, DataError, InputError, ModelError
 from lazytrain.jobs.executor import Emulated
+from lazytrain.jobs.introspect import model_facts
+from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
 from lazytrain.jobs.tracking import read_metrics
 from lazytrain.jobs.train import train
@@ -58,19 +60,34 @@ def test_devices_and_micro_batches_do_not_change_what_is_learned(job):
     assert emulated.loss == plain.loss
 
 
-def test_stopping_saves_and_the_next_run_goes_on_to_the_same_weights(job):
-    train(load_spec(job, ["output.dir=whole"]), device="cpu")
-    spec = load_spec(job)
+@pytest.mark.parametrize(
+    ("optimizer", "micro_batch", "schedule"), [("hybrid8bit", 8, "linear"), ("adamw", 3, "constant")]
+)
+def test_stopping_saves_and_the_next_run_goes_on_to_the_same_weights(job, optimizer, micro_batch, schedule):
+    changes = [f"optimizer.name={optimizer}", f"train.schedule={schedule}", "train.warmup=5", "train.max_steps=12"]
+    spec = load_spec(job, changes)
+    policy = policy_of(job, micro_batch)
+    train(load_spec(job, [*changes, "output.dir=whole"]), device="cpu", policy=policy)
     steps = []
-    stopped = train(spec, device="cpu", progress=steps.append, stop=lambda: len(steps) > 6)
-    assert stopped.status == "stopped" and 0 < stopped.steps < 20
+    stopped = train(spec, device="cpu", policy=policy, progress=steps.append, stop=lambda: len(steps) > 6)
+    assert stopped.status == "stopped" and 0 < stopped.steps < 12
     assert not (job.parent / "run" / "result.json").exists()
-    resumed = train(spec, device="cpu")
-    assert resumed.status == "done" and resumed.steps == 20
+    resumed = train(spec, device="cpu", policy=policy)
+    assert resumed.status == "done" and resumed.steps == 12
     assert resumed.exact_match_before == stopped.exact_match_before
     whole = AutoModelForCausalLM.from_pretrained(job.parent / "whole" / "model").state_dict()
     assert all(torch.equal(tensor, whole[name]) for name, tensor in weights(job).items())
-    assert [m["step"] for m in read_metrics(job.parent / "run" / "metrics.jsonl") if "loss" in m] == list(range(1, 21))
+    rates = [
+        [(m["step"], m["learning_rate"]) for m in read_metrics(job.parent / run / "metrics.jsonl") if "loss" in m]
+        for run in ("run", "whole")
+    ]
+    assert rates[0] == rates[1] and [step for step, _ in rates[0]] == list(range(1, 13))
+
+
+def policy_of(job, micro_batch):
+    model = AutoModelForCausalLM.from_pretrained(job.parent / "model")
+    facts = model_facts(model, micro_batch=micro_batch, sequence_length=16, dtype="float32")
+    return Policy.from_homes(facts, ["host", "recompute", "gpu", "gpu"], accumulation=-(-8 // micro_batch))
 
 
 def test_a_resume_without_the_optimizer_state_would_be_noticed(job):
@@ -119,14 +136,8 @@ def test_a_directory_in_use_is_refused(job):
 
 def test_a_step_with_fewer_rows_counts_every_token_once(job):
     """80 rows, steps of 12, micro-batches of 12 against 5: the last step has 8 rows, its last micro-batch 3."""
-    from lazytrain.jobs.introspect import model_facts
-    from lazytrain.jobs.policy import Policy
-
     one = train(load_spec(job, ["train.batch=12", "output.dir=one"]), device="cpu")
-    model = AutoModelForCausalLM.from_pretrained(job.parent / "model")
-    facts = model_facts(model, micro_batch=5, sequence_length=16, dtype="float32")
-    policy = Policy.from_homes(facts, ["host", "recompute", "gpu", "gpu"])
-    five = train(load_spec(job, ["train.batch=12", "output.dir=five"]), policy=policy, device="cpu")
+    five = train(load_spec(job, ["train.batch=12", "output.dir=five"]), policy=policy_of(job, 5), device="cpu")
     assert five.steps == one.steps == 14
     assert five.loss == pytest.approx(one.loss, rel=2e-3)  # 8-bit codes amplify the rounding of the sums
 
@@ -178,7 +189,7 @@ def test_real_files_train_and_the_loss_falls(file, job):
         [
             f"model.path={job.parent / 'demo' / 'model'}", f"data.train=[{{path: {SHARED / file}}}]",
             "data.max_length=128", f"train.epochs={repeat}", "train.max_steps=30", "train.learning_rate=2e-3",
-            "train.batch=4", "evaluate.limit=2", "evaluate.every=1",
+            "train.batch=4", "evaluate.limit=1", "evaluate.max_new_tokens=4", "evaluate.every=1",
         ],
     )  # fmt: skip
     result = train(spec, device="cpu")

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lazytrain.jobs.checkpoint import CheckpointStore
 from lazytrain.jobs.errors import CheckpointError, InputError
 from lazytrain.jobs.executor import Emulated
+from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
 from lazytrain.jobs.train import export_run, train
 
@@ -26,12 +27,17 @@ def states(run: Path, step: int) -> dict[str, torch.Tensor]:
     return {f"{unit}/{name}": tensor for unit in checkpoint.units for name, tensor in checkpoint.unit(unit).items()}
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU], ids=["cpu", "emulated"])
-def test_a_slow_disk_saves_the_state_of_its_step_while_the_next_one_runs(job: Path, device: str | Emulated) -> None:
+@pytest.mark.parametrize(
+    ("device", "parked"), [("cpu", []), (GPU, []), (GPU, [0, 2])], ids=["cpu", "emulated", "state-on-nvme"]
+)
+def test_a_slow_disk_saves_the_state_of_its_step_while_the_next_one_runs(
+    job: Path, device: str | Emulated, parked: list[int]
+) -> None:
     """The disk stands still in the middle of the save of step 5 until step 6 has run forward and backward."""
-    settings = [*WITHOUT_EVALUATION, "train.max_steps=8"]
+    settings = [*WITHOUT_EVALUATION, "train.max_steps=8", f"plan.nvme={job.parent}"]
     at_once = load_spec(job, [*settings, "output.dir=plain", "output.save_every=5"])
     train(at_once, device=device)
+    policy = Policy.load(job.parent / "plain" / "policy.json").parked(optimizer=parked) if parked else None
 
     next_step, seen = threading.Event(), []
 
@@ -43,7 +49,7 @@ def test_a_slow_disk_saves_the_state_of_its_step_while_the_next_one_runs(job: Pa
             next_step.set()
 
     slow = load_spec(job, [*settings, "output.dir=slow", "output.save_every=5"])
-    train(slow, device=device, on_point=on_point)
+    train(slow, device=device, on_point=on_point, policy=policy)
     during = seen[seen.index("start") : seen.index("unit model.embed_tokens")]
     assert {"backward", "step"} <= set(during), "training went on while the save stood still"
     for step in (5, 8):
@@ -87,6 +93,9 @@ def test_the_best_state_is_kept_beside_the_newest(job: Path, monkeypatch: pytest
     assert [checkpoint.step for checkpoint in store.all()] == [4, 10]
     best = store.best()
     assert best is not None and (best.step, best.score) == (4, 0.5)
+    shutil.rmtree(best.path)
+    assert train(load_spec(job, changes), device="cpu").status == "done"
+    assert export_run(job.parent / "run", job.parent / "out", "best").step == 10
 
 
 def test_a_state_that_is_not_finite_is_refused_and_the_finite_one_stays(job: Path) -> None:

@@ -157,7 +157,8 @@ def test_training_gives_the_bits_of_the_cpu(fake, make_model, facts_of, make_bat
 def test_weights_of_a_partly_frozen_layer_are_one_pinned_buffer_that_updates_reach(device, fake):
     layout = Layout.of({"learns": (8, 16)})
     learning = HybridAdamW(lr=0.1).unit(layout, torch.ones(layout.numel), torch.bfloat16)
-    weights = PartlyFrozen(learning, torch.full((64,), 2.0))
+    weights = PartlyFrozen(learning, 64)
+    weights.load_master(torch.full((64,), 2.0), layout.numel)
     weights.streamed = device.adopt(weights.streamed)
     assert device._memory.is_pinned(weights.streamed)
     weights.update(torch.ones(layout.numel, dtype=torch.bfloat16), step=1, scale=1.0, lr=0.1)
