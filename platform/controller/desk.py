@@ -19,13 +19,6 @@ log = logging.getLogger(__name__)
 ACTIVE = (JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.RECOVERING)
 """States in which something of a job may live on a node."""
 
-_MLFLOW_STATUS = {
-    JobState.SUCCEEDED: "FINISHED",
-    JobState.FAILED: "FAILED",
-    JobState.STOPPED: "KILLED",
-    JobState.REJECTED: "FAILED",
-}
-
 
 @dataclass
 class Notes:
@@ -70,8 +63,8 @@ class Desk:
     def move(self, job: Job, to: JobState, reason: str, sentence: str, **changes: Any) -> Job:
         """Change the job's state; Stale and Conflict as in `store`."""
         moved = self.store.jobs.move(job, Move(to, reason, sentence), self.clock(), self.lease, **changes)
-        if to.final and job.attempt and self.config.mlflow_uri:
-            self.config.close_tracking(job.run_dir, _MLFLOW_STATUS[to])
+        if to.final and self.config.mlflow_uri:
+            self.config.close_tracking(job.id)
         return moved
 
     def tell(self, job: Job, reason: str, sentence: str) -> Job:

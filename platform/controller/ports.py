@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...schedulers.placement import Decisions, Question, Rules
+from ..tracking import EXPERIMENT
 
 Clock = Callable[[], float]
 """Unix seconds."""
@@ -28,6 +29,6 @@ class Config:
     """How long a run that was asked to stop may take before it is killed."""
     rules: Rules = field(default_factory=Rules)
     mlflow_uri: str = ""
-    experiment: str = "lazytrain"
-    close_tracking: Callable[[str, str], None] = lambda run_dir, status: None
-    """Ends the MLflow run of a job's directory with ``FINISHED``, ``FAILED`` or ``KILLED``; must not wait for it."""
+    experiment: str = EXPERIMENT
+    close_tracking: Callable[[str], None] = lambda job: None
+    """Lets the MLflow run of a job that has ended show how it ended; must not wait for it."""

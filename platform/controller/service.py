@@ -9,7 +9,6 @@ import logging
 import os
 import platform
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from ..cluster.ray_runner import RayRunner
 from ..logs import quiet_libraries
 from ..settings import Settings
 from ..store import Store
+from .close_tracking import TrackingCloser
 from .controller import Controller
 from .ports import Config
 
@@ -53,11 +53,12 @@ def _run(settings: Settings, where: str) -> int:
     runner = RayRunner(settings, address)
     told = _told_to_end()  # only now: Ray puts handlers of its own in place when it is connected
     planner = PlannerProcess(settings.log_dir / "planner.log")
+    mlflow_uri = _mlflow(settings)
     config = Config(
         start_timeout_s=settings.start_timeout_s,
         stop_timeout_s=settings.stop_timeout_s,
-        mlflow_uri=_mlflow(settings),
-        close_tracking=_close_tracking,
+        mlflow_uri=mlflow_uri,
+        close_tracking=TrackingCloser() if mlflow_uri else Config.close_tracking,
     )
     name = f"{platform.node()}-{os.getpid()}"
     controller = Controller(name, store, runner, planner, decide, config, time.time)
@@ -131,12 +132,6 @@ def _mlflow(settings: Settings) -> str:
         log.warning("without MLflow: %s", error)
         return ""
     return settings.tracking_uri
-
-
-def _close_tracking(run_dir: str, status: str) -> None:
-    """In a process of its own: MLflow takes seconds to import, and as long as it likes to answer."""
-    command = [sys.executable, "-m", "lazytrain.platform.controller.close_tracking", run_dir, status]
-    subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 if __name__ == "__main__":
