@@ -9,6 +9,7 @@
         exit.json               how its process ended; written when nothing of it lives any more
         log.txt                 what it printed
     RUN_DIR/stop                asks the training to save and leave
+    RUN_DIR/pause               asks it to keep its state in host memory and to give its GPU up
 
 The rest of the directory is that of `jobs.run_directory`.
 """
@@ -26,7 +27,7 @@ from typing import Any
 from ..jobs.errors import InputError
 
 JOB_ID = re.compile(r"j-[0-9a-f]{10}")
-OWNER_FILE, STOP_FILE = ".owner", "stop"
+OWNER_FILE, STOP_FILE, PAUSE_FILE = ".owner", "stop", "pause"
 LOG_BYTES = 64 << 10
 """What is read of a log when nobody asks for more."""
 MOST_LOG_BYTES = 4 << 20
@@ -39,6 +40,7 @@ class JobFiles:
     def __init__(self, run_dir: str | Path) -> None:
         self.path = Path(run_dir)
         self.owner, self.stop = self.path / OWNER_FILE, self.path / STOP_FILE
+        self.pause = self.path / PAUSE_FILE
         self.metrics, self.policy, self.result = (
             self.path / "metrics.jsonl",
             self.path / "policy.json",

@@ -87,9 +87,12 @@ class Client:
         """Ask jobs to save their state and leave; ``all`` of one's own (an admin: everybody's)."""
         self._ask(schemas.Accepted, "POST", "/jobs/stop", {"ids": list(job_ids), "all": all})
 
-    def pause(self, job_id: str) -> str:
-        """Free the GPU of a running job; says why not, or nothing."""
-        return self._change("POST", job_id, "/pause")
+    def pause(self, job_id: str, *, checkpoint: bool = False) -> str:
+        """Free the GPU of a running job; says why not, or nothing.
+
+        Its state stays in its node's memory until another job needs that, or with ``checkpoint`` goes to disk at once.
+        """
+        return self._change("POST", job_id, "/pause", query={"checkpoint": "true"} if checkpoint else None)
 
     def resume(self, job_id: str) -> str:
         """Let a paused job go on; says why not, or nothing."""

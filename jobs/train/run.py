@@ -14,6 +14,7 @@ from ..spec import JobSpec
 from ..tracking import LocalTracker, Tracker
 from .export import write_model
 from .loop import Loop, Progress
+from .pausing import Pause
 from .result import Result
 from .saving import Saver, check_complete
 from .setup import OnPoint, Setup, set_up
@@ -28,12 +29,14 @@ def train(
     run_dir: str | Path | None = None,
     tracker: Tracker | None = None,
     stop: Callable[[], bool] | None = None,
+    pause: Pause | None = None,
     progress: Progress | None = None,
     on_point: OnPoint = lambda _: None,
 ) -> Result:
     """Run the job to its end, or from its last checkpoint on.
 
-    Without a ``policy`` every boundary waits on the host. ``stop`` is asked at every layer and after every step;
+    Without a ``policy`` every boundary waits on the host. ``stop`` is asked at every layer and after every step,
+    ``pause`` after every step;
     ``progress`` gets every report that goes to the tracker. ``on_point`` is called with a name wherever a process may
     be killed in a test: ``claimed``, ``loaded``, ``prepared``, ``resumed``, ``forward``, ``backward``, ``step``,
     ``stepped``, ``evaluating``, ``saving``, those of `CheckpointStore`, ``exporting``, ``exported``, ``result``.
@@ -48,7 +51,8 @@ def train(
             setup = set_up(spec, policy, directory, on_point)
             for path in (directory.spec, directory.policy):
                 tracker.artifact(path)
-            result = _run(setup, device, tracker, stop or (lambda: False), progress or (lambda _: None), on_point)
+            asked, report = stop or (lambda: False), progress or (lambda _: None)
+            result = _run(setup, device, tracker, asked, pause or Pause(), report, on_point)
         except KeyboardInterrupt:
             tracker.finish("KILLED")
             raise
@@ -64,6 +68,7 @@ def _run(
     device: str | Emulated,
     tracker: Tracker,
     stop: Callable[[], bool],
+    pause: Pause,
     progress: Progress,
     on_point: OnPoint,
 ) -> Result:
@@ -78,7 +83,7 @@ def _run(
         check_complete(streamed, base_is_kept=setup.base is not None)
         saver = Saver(setup.store, streamed)
         try:
-            loop = Loop(setup, streamed, saver, tracker, stop, progress, on_point)
+            loop = Loop(setup, streamed, saver, tracker, stop, pause, progress, on_point)
             with watching(streamed, stop):
                 return _trained(loop, tracker, on_point)
         finally:

@@ -104,9 +104,10 @@ def stop(job: OwnJob, user: Submitter, store: StoreOf) -> schemas.Accepted:
 
 
 @router.post("/jobs/{job_id}/pause", status_code=202)
-def pause(job: OwnJob, user: Submitter, store: StoreOf) -> schemas.Accepted:
-    """Free the GPU of a running job, which goes on later from where it was."""
-    return _ask(store, job, user.name, Action.PAUSE)
+def pause(job: OwnJob, user: Submitter, store: StoreOf, checkpoint: bool = False) -> schemas.Accepted:
+    """Free the GPU of a running job, which goes on later from where it was. Its state stays in the memory of its node
+    until another job needs that; with ``checkpoint`` it goes to disk at once, also that of a job which is paused."""
+    return _ask(store, job, user.name, Action.PAUSE, checkpoint=checkpoint)
 
 
 @router.post("/jobs/{job_id}/resume", status_code=202)

@@ -160,9 +160,13 @@ def stop(
         output.result({"asked": job_ids or "all"}, lambda console: console.print(words))
 
 
-def pause(job_id: Job, as_json: options.Json = False) -> None:
+def pause(
+    job_id: Job,
+    checkpoint: Annotated[bool, typer.Option(help="Also free the memory: the state goes to disk at once.")] = False,
+    as_json: options.Json = False,
+) -> None:
     """Free the GPU of a running job; ``resume`` lets it go on from where it was."""
-    _done(job_id, "paused", connect().pause(job_id), as_json)
+    _done(job_id, "paused", connect().pause(job_id, checkpoint=checkpoint), as_json)
 
 
 def resume(job_id: Job, as_json: options.Json = False) -> None:

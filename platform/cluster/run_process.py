@@ -22,7 +22,7 @@ from ...jobs.errors import (
     OutOfMemory,
     ProgramError,
 )
-from ..artifacts import AttemptFiles, read_json, write_json
+from ..artifacts import AttemptFiles, JobFiles, read_json, write_json
 from ..logs import quiet_libraries
 from .runs import Outcome, RunOrder
 
@@ -36,10 +36,11 @@ class Pulse:
 
     def __init__(self, files: AttemptFiles) -> None:
         self._files = files
-        self._count = 0
+        self._count, self._writing = 0, threading.Lock()
         self._done = threading.Event()
         self.step, self.total_steps, self.step_s = 0, 0, 0.0
         self.loss: float | None = None
+        self.paused = False
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
         self._thread.start()
 
@@ -49,6 +50,11 @@ class Pulse:
         self.step_s = record.get("step_s", self.step_s)
         loss = record.get("loss")
         self.loss = loss if loss is not None and loss == loss else self.loss
+
+    def told(self, paused: bool) -> None:
+        """The GPU's memory was given back, or is taken again: said at once."""
+        self.paused = paused
+        self._write()
 
     def stop(self) -> None:
         """One last beat, which shows the last step."""
@@ -62,9 +68,10 @@ class Pulse:
             self._write()
 
     def _write(self) -> None:
-        self._count += 1
-        now = {"beat": self._count, "step": self.step, "total_steps": self.total_steps, "step_s": self.step_s}
-        write_json(self._files.beat, now, durable=False)
+        with self._writing:
+            self._count += 1
+            now = {"beat": self._count, "step": self.step, "total_steps": self.total_steps, "step_s": self.step_s}
+            write_json(self._files.beat, {**now, "paused": self.paused}, durable=False)
 
 
 def main(order_file: Path) -> int:
@@ -103,9 +110,10 @@ def _end_of(order: RunOrder, pulse: Pulse) -> tuple[Outcome, int]:
 def _train(order: RunOrder, pulse: Pulse) -> dict[str, Any]:
     from ...jobs.policy import Policy
     from ...jobs.spec import JobSpec
-    from ...jobs.train import train
+    from ...jobs.train import Pause, train
 
-    asked = _asked_to_stop(order.run_dir / "stop")
+    files = JobFiles(order.run_dir)
+    asked = _asked_to_stop(files.stop)
     result = train(
         JobSpec.model_validate(order.spec),
         policy=Policy.model_validate(order.policy),
@@ -113,6 +121,7 @@ def _train(order: RunOrder, pulse: Pulse) -> dict[str, Any]:
         run_dir=order.run_dir,
         tracker=_tracker(order),
         stop=asked,
+        pause=Pause(asked=files.pause.exists, told=pulse.told),
         progress=pulse.hear,
     )
     return result.model_dump(mode="json")

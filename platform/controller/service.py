@@ -16,15 +16,19 @@ from pathlib import Path
 
 from ...jobs.errors import LazytrainError, Unreachable
 from ...jobs.tracking import create_database
-from ...schedulers.placement import decide
+from ...schedulers.placement import Rules, decide
 from ..admission import PlannerProcess
+from ..artifacts import secret_file
 from ..cluster.ray_runner import RayRunner
+from ..cluster.runs import NodeReport
+from ..inspection import versions
 from ..logs import quiet_libraries
 from ..settings import Settings
 from ..store import Store
 from .close_tracking import TrackingCloser
 from .controller import Controller
 from .ports import Config
+from .rules import load_rules
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +58,11 @@ def _run(settings: Settings, where: str) -> int:
     told = _told_to_end()  # only now: Ray puts handlers of its own in place when it is connected
     planner = PlannerProcess(settings.log_dir / "planner.log")
     mlflow_uri = _mlflow(settings)
+    token_file = settings.runs_dir / ".head"
     config = Config(
+        rules=_rules(settings),
+        head=_head(token_file),
+        token_file=token_file,
         start_timeout_s=settings.start_timeout_s,
         stop_timeout_s=settings.stop_timeout_s,
         mlflow_uri=mlflow_uri,
@@ -122,6 +130,16 @@ def ray_address(where: str) -> str:
         return Path(where).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise Unreachable(f"Ray has not written its address to {where} yet") from error
+
+
+def _head(token_file: Path) -> NodeReport:
+    """What nodes are compared with."""
+    return NodeReport(versions=versions(), token=secret_file(token_file))
+
+
+def _rules(settings: Settings) -> Rules:
+    default = Config().rules
+    return load_rules(settings.rules, default) if settings.rules is not None else default
 
 
 def _mlflow(settings: Settings) -> str:

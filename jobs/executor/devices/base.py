@@ -201,6 +201,10 @@ class Device(ABC):
     def lend(self, tensor: torch.Tensor, stream: str) -> None:
         """Keep ``tensor`` from being freed before the copy that ``stream`` is given next has ended."""
 
+    def give_back(self) -> None:
+        """Return to the system what was freed and is kept for later, once all copies have ended."""
+        return  # plain memory is not kept
+
     @property
     @abstractmethod
     def peak_bytes(self) -> int:
