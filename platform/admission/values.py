@@ -50,6 +50,8 @@ class AdmissionOrder:
     """Part of each memory that may be planned with: less after a run was out of memory."""
     batch: int | None = None
     """The batch that was fixed by an earlier admission."""
+    priority: int = 0
+    """Orders of higher priority are planned first."""
 
 
 class Planner(Protocol):

@@ -65,6 +65,7 @@ def _have_planned(desk: Desk, job: Job, profiles: Mapping[str, Any], plan: Mappi
             cache=str(JobFiles(job.run_dir).path / "rows"),
             memory_share=_LESS**job.replans,
             batch=_fixed_batch(desk, job),
+            priority=job.priority,
         )
     )
 
