@@ -22,8 +22,8 @@ from .values import Admission, AdmissionOrder
 log = logging.getLogger(__name__)
 
 _MODULE = "lazytrain.platform.admission.process"
-_AHEAD = 3
-"""Orders that the process has at once: enough to be never idle, so few that an urgent one does not wait for many."""
+_AHEAD = 2
+"""Orders that the process has at once: one that it plans, one so that it is not idle; an urgent one waits for both."""
 
 
 class PlannerProcess:

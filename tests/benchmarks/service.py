@@ -225,7 +225,7 @@ def _problems(jobs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=0, help="how many jobs: 30, with --quick 6")
-    parser.add_argument("--steps", type=int, default=1000, help="steps of the jobs that something happens to")
+    parser.add_argument("--steps", type=int, default=800, help="steps of the jobs that something happens to")
     parser.add_argument("--quick", action="store_true", help="two nodes, and less happens")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options = parser.parse_args()

@@ -72,7 +72,7 @@ def test_an_urgent_job_does_not_wait_for_all_that_came_before_it(planner: Planne
     planner.submit(order("e", 80))  # its priority was raised meanwhile
     answered: list[str] = []
     wait_for(lambda: len(answered.extend(planner.results()) or answered) == 6)  # type: ignore[func-returns-value]
-    assert answered == ["a", "b", "c", "urgent", "e", "d"]
+    assert answered == ["a", "b", "urgent", "e", "c", "d"]
 
 
 def test_an_order_that_kills_the_process_is_given_up_and_the_others_are_planned(planner: PlannerProcess) -> None:
