@@ -174,10 +174,14 @@ def resume(job_id: Job, as_json: options.Json = False) -> None:
     _done(job_id, "in the queue again", connect().resume(job_id), as_json)
 
 
-def retry(job_id: Job, as_json: options.Json = False) -> None:
-    """Submit a job that has ended again, as a new one from the beginning."""
+def retry(
+    job_id: Job,
+    fresh: Annotated[bool, typer.Option(help="Begin anew, also if there is a checkpoint.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Submit a job that has ended again, as a new one that goes on from its last checkpoint."""
     with Output.opened(as_json) as output:
-        made = connect().retry(job_id)
+        made = connect().retry(job_id, fresh=fresh)
         output.result(_plain(made), lambda console: console.print(f"submitted {made.id}"))
 
 

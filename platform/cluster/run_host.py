@@ -7,6 +7,8 @@ import select
 import subprocess
 import sys
 import threading
+import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from .runs import RunOrder
 _KEEPER = Path(__file__).with_name("keeper.py")
 _DETACHED = "import os, sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
 """Ray kills the children of a worker that ends; a grandchild has the time to clean up."""
-_TRAIN = "lazytrain.platform.cluster.run_process"
+_TRAIN, _SEARCH = "lazytrain.platform.cluster.run_process", "lazytrain.platform.searching"
 _LOOK_EVERY_S = 0.2
 LOST = 70
 """Exit code of a host whose hold on the GPU was taken from it."""
@@ -29,8 +31,9 @@ LOST = 70
 class Hold:
     """Holds a GPU and cores, and does nothing else; it ends with the actor that made it."""
 
-    def there(self) -> None:
-        """Return once Ray has found the place."""
+    def there(self) -> int:
+        """Number of its process, once Ray has found the place."""
+        return os.getpid()
 
     def hold(self) -> None:
         """Never return: whoever waits for this is told by Ray when the actor has died."""
@@ -52,6 +55,7 @@ class RunHost:
         write_json(self._files.order, order)
         self._hold: Any = None
         self._held: Any = None
+        self._hold_pid = 0
         self._taking = threading.RLock()
         handle = ray.get_runtime_context().current_actor
         threading.Thread(target=self._run, args=(handle,), daemon=True).start()
@@ -59,6 +63,11 @@ class RunHost:
     def pid(self) -> int:
         """Number of this process."""
         return os.getpid()
+
+    def hold_pid(self) -> int:
+        """Number of the process that holds the GPU; 0 while nothing holds it."""
+        with self._taking:
+            return self._hold_pid if self._hold is not None else 0
 
     def resume(self) -> None:
         """Hold the GPU again, which may have to be waited for, then let the training go on."""
@@ -69,15 +78,31 @@ class RunHost:
     def _run(self, handle: Any) -> None:
         try:
             self._take()
-        except ray.exceptions.RayError:
-            os._exit(LOST)  # the node is leaving
-        alive = self._start_keeper(self._files)
-        while not select.select([alive], [], [], _LOOK_EVERY_S)[0]:
-            if self._job.pause.exists() and _is_paused(self._files):
-                self._give_up()
-            elif self._was_taken():
-                os._exit(LOST)  # somebody else may get the GPU: the keeper ends the training
+            if self._batch_is_found():
+                self._keep(self._files.exit, _TRAIN, str(self._files.order))
+        except BaseException:  # nobody else would end this actor: whoever looks finds the run lost
+            traceback.print_exc()
+            os._exit(LOST)
         handle.__ray_terminate__.remote()
+
+    def _batch_is_found(self) -> bool:
+        """Search the batch if that is asked for and not done; False when the search has ended the run."""
+        if not self._order.search:
+            return True
+        if not self._job.batch.exists():
+            context = ray.get_runtime_context()
+            asked = [str(self._files.order), str(context.gcs_address), context.get_node_id()]
+            self._keep(self._files.searched, _SEARCH, *asked)
+        found = read_json(self._job.batch)
+        if found is None:
+            self._files.searched.replace(self._files.exit)
+            return False
+        train = {**self._order.spec["train"], "batch": found["batch"]}
+        way = found["way"]
+        changes = {"spec": {**self._order.spec, "train": train}, "policy": way["policy"], "device": way["device"]}
+        self._order = replace(self._order, **changes)
+        write_json(self._files.order, self._order.to_dict())
+        return True
 
     def _take(self) -> None:
         with self._taking:
@@ -90,7 +115,7 @@ class RunHost:
                     scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
                 )
                 actor = hold.remote()
-                ray.get(actor.there.remote())
+                self._hold_pid = int(ray.get(actor.there.remote()))
                 self._hold, self._held = actor, actor.hold.remote()
 
     def _give_up(self) -> None:
@@ -103,12 +128,21 @@ class RunHost:
         with self._taking:
             return self._hold is not None and bool(ray.wait([self._held], timeout=0)[0])
 
-    def _start_keeper(self, files: AttemptFiles) -> int:
+    def _keep(self, exit_file: Path, module: str, *arguments: str) -> None:
+        """Run a module below the keeper to its end, and hold the GPU as long as it is not paused."""
+        alive = self._start_keeper(exit_file, [sys.executable, "-m", module, *arguments])
+        while not select.select([alive], [], [], _LOOK_EVERY_S)[0]:
+            if self._job.pause.exists() and _is_paused(self._files):
+                self._give_up()
+            elif self._was_taken():
+                os._exit(LOST)  # somebody else may get the GPU: the keeper ends everything
+        os.close(alive)
+
+    def _start_keeper(self, exit_file: Path, training: list[str]) -> int:
         """A descriptor that is at its end once the keeper has ended."""
-        keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(files.exit), str(self._order.host_bytes)]
-        training = [sys.executable, "-m", _TRAIN, str(files.order)]
+        keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(exit_file), str(self._order.host_bytes)]
         alive, held = os.pipe()
-        with files.log.open("ab") as log:
+        with self._files.log.open("ab") as log:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _DETACHED, *keeper, *training],
                 stdin=subprocess.PIPE,

@@ -36,6 +36,9 @@ class RunOrder:
     """Cores that it may keep busy."""
     host_bytes: int = 0
     """Host memory above which it is ended; 0 sets no limit."""
+    search: Mapping[str, Any] = field(default_factory=dict)
+    """``profile``, ``kind`` and ``memory_share`` of the node: the batch is to be searched there first; empty where it is
+    fixed."""
     tracking: Mapping[str, Any] = field(default_factory=dict)
     """MLflow ``uri``, ``experiment``, ``run_name``, ``params``, ``tags``; empty without MLflow."""
 

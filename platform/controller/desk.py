@@ -37,6 +37,8 @@ class Notes:
     killed: set[str] = field(default_factory=set)
     inspected: dict[str, float] = field(default_factory=dict)
     """When each node was last asked what is there."""
+    searched: set[str] = field(default_factory=set)
+    """Runs of which is known whether they searched their batch."""
     settled: Hashable = None
     """What placement was asked when it last had nothing to do, and when that was."""
     settled_at: float = float("-inf")
@@ -59,6 +61,7 @@ class Notes:
         self.beats = {claim: beat for claim, beat in self.beats.items() if claim in kept}
         self.looks = {claim: look for claim, look in self.looks.items() if claim in kept}
         self.killed &= kept
+        self.searched &= kept
 
 
 @dataclass

@@ -13,6 +13,7 @@ from ..store import Job
 from .desk import MOVING, PREEMPTED, RESUMING, Desk
 from .failures import Failure, Tally, Verdict, bad_after, classify, judge
 from .pausing import spilled
+from .searched import take_in
 from .words import failure_sentence
 
 _S = JobState
@@ -21,6 +22,8 @@ _IN_A_CHECKPOINT = "paused; its state is in a checkpoint"
 
 def settle(desk: Desk, job: Job, outcome: Outcome) -> None:
     """Move a job whose run has ended and left ``outcome``."""
+    if job.claim not in desk.notes.searched:
+        take_in(desk, job)
     if outcome.how == "done" and job.state not in (_S.RECOVERING, _S.PAUSED):
         problem = unverified(job, outcome)
         if problem is None:
@@ -77,6 +80,8 @@ def fail(desk: Desk, job: Job, failure: Failure, outcome: Outcome) -> None:
     if verdict.replan:
         desk.store.jobs.forget_stage(job, "plan", desk.lease)
     not_before = desk.clock() + verdict.pause_s
+    if outcome.how == "died" and desk.config.mlflow_uri:
+        desk.config.tell_lost(job.run_dir)
     desk.move(job, _S.RECOVERING, failure.value, sentence, outcome=record, not_before=not_before, **changes)
 
 
@@ -134,6 +139,8 @@ def _tally(job: Job) -> Tally:
 
 
 def _counted(job: Job, verdict: Verdict) -> dict[str, Any]:
+    if not verdict.counts:
+        return {}
     if verdict.replan:
         return {"replans": job.replans + 1}
     if verdict.infra:

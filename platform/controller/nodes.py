@@ -59,7 +59,7 @@ def findings(node: Node, report: NodeReport, head: NodeReport) -> tuple[str, dic
     problems = [software.problem] if software.problem else []
     if not shared:
         problems.append("it does not see the head's folder: what jobs write there would not be found")
-    if node.device == "cuda" and len(report.devices) < node.gpus:
+    if 0 < len(report.devices) < node.gpus and node.device == "cuda":  # none: the driver's tool is not there to ask
         problems.append(
             f"Ray counts {node.gpus:g} GPUs and the driver {len(report.devices)}: "
             f"start the node with --num-gpus {len(report.devices)}"

@@ -20,6 +20,7 @@ from .admission import STAGE
 from .desk import ACTIVE, MOVING, PREEMPTED, SPILLING, Desk
 from .endings import fail
 from .failures import Failure
+from .searched import search_for, take_in, wants_search
 from .question import Table, fingerprint, question
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ def _act(desk: Desk, decisions: Decisions, table: Table) -> None:
 
 
 def _start(desk: Desk, job: Job, start: Start, table: Table) -> None:
+    if take_in(desk, job):  # an attempt before has searched the batch, and nobody was there: it is planned for it first
+        return
     node, plan = table.nodes[start.node], table.plans[job.id]
     claim = f"{job.id}-{secrets.token_hex(4)}"
     # The record first: a start that nobody knows of could happen twice.
@@ -110,6 +113,7 @@ def _order(desk: Desk, job: Job, claim: str, plan: Admission, node: Node) -> Run
         gpu=job.gpu or "",
         cpus=max(1.0, node.cpus // max(1.0, node.gpus)),
         host_bytes=int(node.profile.get("host_memory_bytes", 0)),
+        search=search_for(job, node) if wants_search(desk, job) else {},
         tracking=_tracking(desk, job, spec, way.policy, node),
     )
 

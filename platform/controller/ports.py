@@ -33,6 +33,8 @@ class Config:
     """How long a run may take to the end of its step and to give its GPU up; after that it saves and leaves."""
     inspect_every_s: float = 10.0
     """How often nodes are asked what uses their GPUs."""
+    search_batch: bool = False
+    """Whether a job that leaves its batch open measures it on its node first; else the planner's prediction holds."""
     head: NodeReport = field(default_factory=lambda: NodeReport(versions={}))
     """What nodes must have: the head's versions, and the token in ``token_file``."""
     token_file: Path = Path("token")
@@ -41,5 +43,7 @@ class Config:
     """After this time, what a user had of the GPUs counts half for the fair share."""
     mlflow_uri: str = ""
     experiment: str = EXPERIMENT
+    tell_lost: Callable[[str], None] = lambda run_dir: None
+    """Has MLflow know that the run in a job's directory has died, whose job goes on later; must not wait for it."""
     close_tracking: Callable[[str], None] = lambda job: None
     """Lets the MLflow run of a job that has ended show how it ended; must not wait for it."""

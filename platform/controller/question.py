@@ -85,8 +85,7 @@ def _option(stored: Mapping[str, Any], share: float) -> Option:
 
 
 def _share_left(job: Job, plan: Admission) -> float:
-    done = job.outcome.get("step", 0) if job.attempt else 0
-    return max(0.0, 1.0 - done / plan.steps)
+    return max(0.0, 1.0 - job.outcome.get("step", 0) / plan.steps)
 
 
 def _running(desk: Desk, job: Job, table: Table) -> RunningJob:
@@ -148,11 +147,16 @@ def _gpus(node: Node, taken: set[str]) -> tuple[Gpu, ...]:
     """By the identity that the driver gives them; by number where there is no driver, because they are emulated."""
     count = int(node.gpus)
     devices = [*node.devices[:count]] or [{"id": str(index)} for index in range(count)]
+    unlisted = taken - {device["id"] for device in devices}
     listed = [
-        Gpu(id=device["id"], state="busy" if device.get("busy") else "free", pcie_root=device.get("pcie_root", ""))
-        for device in devices
+        # A job that began before the driver was asked has its GPU by number.
+        Gpu(
+            id=device["id"],
+            state="busy" if device.get("busy") or str(place) in unlisted else "free",
+            pcie_root=device.get("pcie_root", ""),
+        )
+        for place, device in enumerate(devices)
     ]
-    unlisted = taken - {gpu.id for gpu in listed}
     return (*listed, *(Gpu(id=name, state="busy") for name in sorted(unlisted)))
 
 

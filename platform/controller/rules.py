@@ -52,5 +52,5 @@ def load_rules(path: Path, default: Rules) -> Rules:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{path}: {where}: {first['msg']}", field=where) from None
+        raise InputError(f"{path}: {where or 'the file'}: {first['msg']}", hint="see LAZYTRAIN_RULES") from None
     return replace(default, **found.model_dump(exclude_none=True))

@@ -27,6 +27,7 @@ from ..settings import Settings
 from ..store import Store
 from .close_tracking import TrackingCloser
 from .controller import Controller
+from .lost_runs import LostRuns
 from .ports import Config
 from .rules import load_rules
 
@@ -61,11 +62,13 @@ def _run(settings: Settings, where: str) -> int:
     token_file = settings.runs_dir / ".head"
     config = Config(
         rules=_rules(settings),
+        search_batch=settings.batch_search,
         head=_head(token_file),
         token_file=token_file,
         start_timeout_s=settings.start_timeout_s,
         stop_timeout_s=settings.stop_timeout_s,
         mlflow_uri=mlflow_uri,
+        tell_lost=LostRuns(),
         close_tracking=TrackingCloser() if mlflow_uri else Config.close_tracking,
     )
     name = f"{platform.node()}-{os.getpid()}"

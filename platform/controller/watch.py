@@ -10,6 +10,7 @@ from ..store import Job
 from .desk import ON_NODES, Desk
 from .endings import fail, lost, requeue, settle
 from .failures import Failure
+from .searched import take_in
 from .pausing import keep_paused, make_it_pause, make_it_resume, pauses_in_memory
 
 _S = JobState
@@ -66,6 +67,9 @@ def _alive(desk: Desk, job: Job, claim: str, look: Look) -> None:
         if job.state is _S.STARTING:
             desk.notes.again(claim, "start")
             job = desk.move(job, _S.RUNNING, "running", f"trains on {job.node}", started_at=desk.clock())
+        if look.step and claim not in desk.notes.searched:
+            desk.notes.searched.add(claim)
+            take_in(desk, job)
         _expect_beats(desk, job, claim, look)
     elif desk.notes.waited(claim, "start", desk.clock()) >= desk.config.start_timeout_s:
         _kill(desk, claim)

@@ -257,6 +257,7 @@ def _row(new: NewJob, now: float) -> JobRow:
         sentence=new.sentence,
         priority=new.priority,
         after=list(new.after),
+        continues=new.continues,
         created_at=now,
         updated_at=now,
         queued_at=now,

@@ -53,6 +53,8 @@ class NewJob:
     run_dir: str
     priority: int
     after: tuple[str, ...] = ()
+    continues: str | None = None
+    """Job from whose last checkpoint it goes on."""
     idempotency_key: str | None = None
     body_digest: str = ""
     sentence: str = ""
@@ -72,6 +74,7 @@ class Job:
     sentence: str
     priority: int
     after: tuple[str, ...]
+    continues: str | None
     created_at: float
     updated_at: float
     queued_at: float

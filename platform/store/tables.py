@@ -71,6 +71,7 @@ class JobRow(Table):
     sentence: Mapped[str]
     priority: Mapped[int]
     after: Mapped[list[str]]
+    continues: Mapped[str | None] = mapped_column(String(40))
     created_at: Mapped[float]
     updated_at: Mapped[float]
     queued_at: Mapped[float]

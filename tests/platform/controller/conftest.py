@@ -242,10 +242,11 @@ class World:
         self.now += 1e-3
         job_id = f"j-{uuid.uuid4().hex[:10]}"
         after = sections.pop("after", ())
+        continues = sections.pop("continues", None)
         spec = {"name": name, "train": {"batch": "auto"}, "output": {"dir": "x"}, "queue": {"retries": 2}, **sections}
         run_dir = str(self.folder / job_id)
         job, _ = self.store.jobs.create(
-            NewJob(id=job_id, user=user, name=name, spec=spec, run_dir=run_dir, priority=priority, after=after),
+            NewJob(id=job_id, user=user, name=name, spec=spec, run_dir=run_dir, priority=priority, after=after, continues=continues),
             self.now,
         )
         return job

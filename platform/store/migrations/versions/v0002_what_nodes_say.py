@@ -1,4 +1,4 @@
-"""What nodes say of themselves when they are checked; the GPU of a paused job; events by time."""
+"""What nodes say of themselves when they are checked; the GPU of a paused job; what a job continues; events by time."""
 
 from __future__ import annotations
 
@@ -17,4 +17,5 @@ def upgrade() -> None:
         table.add_column(sa.Column("devices", sa.JSON(), nullable=False, server_default="[]"))
     with op.batch_alter_table("jobs") as table:
         table.add_column(sa.Column("last_gpu", sa.String(length=100), nullable=True))
+        table.add_column(sa.Column("continues", sa.String(length=40), nullable=True))
     op.create_index(op.f("ix_events_time"), "events", ["time"], unique=False)
