@@ -6,6 +6,7 @@
     │   ├── DataError           the training or evaluation rows
     │   ├── ModelError          the model or its tokenizer
     │   └── HardwareError       a GPU, profile or node nobody knows
+    │       └── DeviceBusy      a GPU that something else uses
     ├── DoesNotFit              no plan fits the budgets               exit 3
     ├── OutOfTime               no plan was found in the time allowed
     ├── OutOfMemory             a tier's budget was passed while running
@@ -105,6 +106,12 @@ class HardwareError(InputError):
     """A GPU, a profile or a device nobody knows."""
 
     code = "unknown_hardware"
+
+
+class DeviceBusy(HardwareError):
+    """The GPU that a job was given is in use by something else: nothing is wrong with the job."""
+
+    code = "gpu_busy"
 
 
 class DoesNotFit(LazytrainError):

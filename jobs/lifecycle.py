@@ -32,7 +32,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     _S.STARTING: frozenset({_S.RUNNING, _S.QUEUED, _S.STOPPING, _S.RECOVERING, _S.FAILED}),
     _S.RUNNING: frozenset({_S.PAUSING, _S.STOPPING, _S.RECOVERING, _S.SUCCEEDED, _S.FAILED}),
     _S.PAUSING: frozenset({_S.PAUSED, _S.STOPPING, _S.RECOVERING, _S.SUCCEEDED, _S.FAILED}),
-    _S.PAUSED: frozenset({_S.QUEUED, _S.STOPPED, _S.STOPPING}),
+    _S.PAUSED: frozenset({_S.QUEUED, _S.STARTING, _S.STOPPED, _S.STOPPING}),
     _S.STOPPING: frozenset({_S.STOPPED, _S.SUCCEEDED, _S.FAILED}),
     _S.RECOVERING: frozenset({_S.QUEUED, _S.STOPPING, _S.STOPPED, _S.FAILED}),
     _S.SUCCEEDED: frozenset(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Annotated
 
 from pydantic import BeforeValidator, ByteSize, TypeAdapter, ValidationError
@@ -37,5 +38,18 @@ def parse_duration(text: str | float) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+def parse_moment(value: object) -> float:
+    """Unix seconds of an ISO 8601 date and time (local time without a zone), or of a number of them. ValueError."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value.replace("Z", "+00:00"))
+    if not isinstance(value, datetime):
+        raise ValueError("a moment is a date and a time, for example 2027-01-31 08:00")
+    return value.timestamp()
+
+
+Moment = Annotated[float, BeforeValidator(parse_moment)]
+"""A pydantic field of Unix seconds that accepts ``"2027-01-31 08:00"``."""
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 """A pydantic field of seconds that accepts ``"24h"``."""

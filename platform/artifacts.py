@@ -6,9 +6,12 @@
         started.json            the node was asked to start it
         beat.json               written by the training process now and then while it lives
         outcome.json            how the training ended, in its own words
+        searched.json           how the process that searched the batch ended
         exit.json               how its process ended; written when nothing of it lives any more
         log.txt                 what it printed
+    RUN_DIR/batch.json          what the search of the batch found, before the training
     RUN_DIR/stop                asks the training to save and leave
+    RUN_DIR/pause               asks it to keep its state in host memory and to give its GPU up
 
 The rest of the directory is that of `jobs.run_directory`.
 """
@@ -19,6 +22,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,11 +30,12 @@ from typing import Any
 from ..jobs.errors import InputError
 
 JOB_ID = re.compile(r"j-[0-9a-f]{10}")
-OWNER_FILE, STOP_FILE = ".owner", "stop"
+OWNER_FILE, STOP_FILE, PAUSE_FILE = ".owner", "stop", "pause"
 LOG_BYTES = 64 << 10
 """What is read of a log when nobody asks for more."""
 MOST_LOG_BYTES = 4 << 20
 _LARGEST_RECORD = 1 << 20
+_CHECKPOINTS = "step-*-*"
 
 
 class JobFiles:
@@ -39,6 +44,7 @@ class JobFiles:
     def __init__(self, run_dir: str | Path) -> None:
         self.path = Path(run_dir)
         self.owner, self.stop = self.path / OWNER_FILE, self.path / STOP_FILE
+        self.pause, self.batch = self.path / PAUSE_FILE, self.path / "batch.json"
         self.metrics, self.policy, self.result = (
             self.path / "metrics.jsonl",
             self.path / "policy.json",
@@ -68,6 +74,27 @@ class JobFiles:
         except OSError as error:
             raise InputError(f"cannot write to {self.path}: {error.strerror}", hint="set output.dir") from error
 
+    def continue_from(self, other: JobFiles) -> int | None:
+        """Make the checkpoints of another job this one's too; the step of the newest, None where there is none.
+
+        Their files never change, so that they are linked, not copied; done again it does nothing. Raises InputError
+        when the folders are on different disks.
+        """
+        if not self.checkpoints.exists() and any(other.checkpoints.glob(_CHECKPOINTS)):
+            partial = self.path / ".checkpoints"
+            shutil.rmtree(partial, ignore_errors=True)
+            try:
+                for saved in sorted(other.checkpoints.glob(_CHECKPOINTS)):
+                    shutil.copytree(saved, partial / saved.name, copy_function=os.link)
+                if (other.path / "start").is_dir():
+                    shutil.copytree(other.path / "start", self.path / "start", dirs_exist_ok=True)
+            except (OSError, shutil.Error) as error:
+                hint = "retry it with fresh, or set output.dir to the folder that the job had"
+                raise InputError(f"the checkpoints of {other.path} cannot be linked: {error}", hint=hint) from error
+            partial.rename(self.checkpoints)
+        steps = [int(saved.name.split("-")[1]) for saved in self.checkpoints.glob(_CHECKPOINTS)]
+        return max(steps, default=None)
+
     def belongs_to(self, job_id: str) -> bool:
         """Whether the directory was claimed by this job."""
         return self._owned_by() == job_id
@@ -90,6 +117,7 @@ class AttemptFiles:
             path / "exit.json",
             path / "log.txt",
         )
+        self.searched = path / "searched.json"
 
 
 def secret_file(path: Path) -> str:

@@ -87,9 +87,12 @@ class Client:
         """Ask jobs to save their state and leave; ``all`` of one's own (an admin: everybody's)."""
         self._ask(schemas.Accepted, "POST", "/jobs/stop", {"ids": list(job_ids), "all": all})
 
-    def pause(self, job_id: str) -> str:
-        """Free the GPU of a running job; says why not, or nothing."""
-        return self._change("POST", job_id, "/pause")
+    def pause(self, job_id: str, *, checkpoint: bool = False) -> str:
+        """Free the GPU of a running job; says why not, or nothing.
+
+        Its state stays in its node's memory until another job needs that, or with ``checkpoint`` goes to disk at once.
+        """
+        return self._change("POST", job_id, "/pause", query={"checkpoint": "true"} if checkpoint else None)
 
     def resume(self, job_id: str) -> str:
         """Let a paused job go on; says why not, or nothing."""
@@ -103,10 +106,10 @@ class Client:
         """Take an ended job off the list, and with ``files`` its folder off the disk; says why not, or nothing."""
         return self._change("DELETE", job_id, "", query={"files": str(files).lower()})
 
-    def retry(self, job_id: str) -> JobView:
-        """Submit an ended job again, as a new one."""
-        headers = {"Idempotency-Key": uuid.uuid4().hex}
-        return self._ask(JobView, "POST", f"/jobs/{_quoted(job_id)}/retry", {}, headers=headers)
+    def retry(self, job_id: str, *, fresh: bool = False) -> JobView:
+        """Submit an ended job again, as a new one that goes on from its last checkpoint, or with ``fresh`` anew."""
+        headers, query = {"Idempotency-Key": uuid.uuid4().hex}, {"fresh": "true"} if fresh else {}
+        return self._ask(JobView, "POST", f"/jobs/{_quoted(job_id)}/retry", {}, query=query, headers=headers)
 
     def events(self, job_id: str, *, since: int = 0) -> list[schemas.EventView]:
         """What happened to a job after event ``since``."""

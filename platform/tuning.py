@@ -25,6 +25,8 @@ from .trial import Report
 
 _POLL_S = 0.2
 _KEY = "fits"
+_NODE_LABEL = "ray.io/node-id"
+_SOME_MEMORY = 1 << 20
 
 Run = Callable[[Policy, ModelFacts], Report]
 """One probe; called in the trial's process."""
@@ -75,6 +77,8 @@ class SearchOrder:
     gpus: float = 1.0
     kind: str = ""
     """Only nodes with this kind of GPU."""
+    node: str = ""
+    """Ray's id of the only node; the caller holds its GPU already, and ``cpus`` and ``gpus`` do not count."""
     directory: Path
     """Absolute; Ray Tune keeps its state there."""
     stop_timeout_s: float = 20.0
@@ -86,7 +90,8 @@ def search_batch(order: SearchOrder, on_trial: Callable[[Trial], None] = lambda 
     Raises DoesNotFit when no batch fits, with the reasons of the smallest; the probe's own error when one failed for
     another reason than memory. On Ctrl-C the running probe is stopped and its reservation given back.
     """
-    require(list_nodes(), {"CPU": order.cpus, "GPU": order.gpus}, order.kind)
+    if not order.node:
+        require(list_nodes(), {"CPU": order.cpus, "GPU": order.gpus}, order.kind)
     searcher = _AskTell(order)
     stopper = _OnRequest()
     heard = 0
@@ -107,8 +112,9 @@ def search_batch(order: SearchOrder, on_trial: Callable[[Trial], None] = lambda 
 
 
 def _tuner(order: SearchOrder, name: str, searcher: _AskTell, stopper: _OnRequest) -> tune.Tuner:
-    bundle = {"CPU": order.cpus, "GPU": order.gpus}
-    labels = selector(order.kind)
+    # A bundle must not be empty: a little memory is on every node, however its cores and GPUs are taken.
+    bundle = {"memory": _SOME_MEMORY} if order.node else {"CPU": order.cpus, "GPU": order.gpus}
+    labels = {_NODE_LABEL: order.node} if order.node else selector(order.kind)
     return tune.Tuner(
         tune.with_resources(
             _trainable(order.run, name, order.directory / "errors"),

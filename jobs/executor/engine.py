@@ -286,6 +286,25 @@ class Engine:
         self._fresh = False
         self._steps.abandon()
 
+    def release(self) -> None:
+        """Give the device's memory back until `take`; everything that training needs is on the host by then."""
+        self.flush()
+        self.abandon()
+        self._weights.close()
+        self.device.give_back()
+
+    def take(self) -> None:
+        """Take the device's memory again. Raises OutOfMemory; nothing is held then."""
+        with self.device.counting():
+            try:
+                self._weights.take()
+            except BaseException as error:
+                self.device.give_back()
+                raised = failures.in_compute(error)
+                if raised is error:
+                    raise
+                raise raised from error
+
     def close(self) -> None:
         """Give up what is under way and free everything but the weights."""
         self._steps.close()

@@ -301,6 +301,17 @@ class Streamed:
         """Give up a step that is under way: weights stay as they were after the last `step`."""
         self._engine.abandon()
 
+    def release_device(self) -> None:
+        """Between two steps: finish the last update, and hold no device memory until `take_device`.
+
+        What is left on a GPU is CUDA's own context and the model's buffers, some kilobytes.
+        """
+        self._engine.release()
+
+    def take_device(self) -> None:
+        """Take the device's memory again and go on, bit for bit as if nothing had been. Raises OutOfMemory."""
+        self._engine.take()
+
     def _learning_units(self) -> list[tuple[int, HostUnit]]:
         pairs = zip(self._engine.units, self.facts.units, strict=True)
         return [(i, u) for i, (u, f) in enumerate(pairs) if f.gradient_bytes and not f.shares_weights_with]

@@ -22,11 +22,22 @@ class DeviceWeights:
         layers = units[len(facts.before) :][: len(facts.layers)]
         resident = [layers[layer.index] for layer in policy.layers if layer.resident]
         largest = max(layer.layout.numel for layer in layers)
-        sizes = [largest] * policy.weight_slots + [layer.layout.numel for layer in resident]
-        self._slots = [device.empty(numel, layers[0].dtype) for numel in sizes]
+        self._sizes = [largest] * policy.weight_slots + [layer.layout.numel for layer in resident]
+        self._dtype = layers[0].dtype
+        self._slots: list[torch.Tensor] = []
+        self.take()
+
+    def take(self) -> None:
+        """Take the slots' memory. Raises OutOfMemory; nothing is held then."""
+        self.close()
+        try:
+            for numel in self._sizes:
+                self._slots.append(self._device.empty(numel, self._dtype))
+        except BaseException:
+            self.close()
+            raise
         for slot in self._slots:
             slot.fill_(float("nan"))  # a layer that reads before its load has ended is seen at once
-        self.clear()
 
     def clear(self) -> None:
         """Forget what lies outside the slots (a step begins or was given up)."""
@@ -34,7 +45,7 @@ class DeviceWeights:
         self._waiting: dict[int, torch.Tensor] = {}  # the head's by micro-batch, until its backward
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Give the memory back; `take` takes it again."""
         self.clear()
         self._slots.clear()
 

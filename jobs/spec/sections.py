@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..units import Duration
+from ..units import Duration, Moment
 from .types import AutoBytes, AutoCount, Count, Name, Share, Targets, Text
 
 
@@ -291,6 +291,8 @@ class Queue(Section):
     """Higher goes first."""
     max_duration: Annotated[Duration, Field(gt=0)] | None = None
     """Longest run time, for example 24h; null sets no limit."""
+    deadline: Moment | None = None
+    """When it should have ended, for example 2027-01-31 08:00 (local time unless a zone is given); null sets none."""
     retries: Annotated[int, Field(ge=0)] = 2
     """Times that a job is started again after its node failed."""
 

@@ -8,12 +8,14 @@ from .export import Exported, export_run
 from .inference import Evaluated, complete, evaluate_model, trained_model
 from .lost import reconcile
 from .pace import shown
+from .pausing import Pause
 from .result import Result
 from .run import train
 
 __all__ = [
     "Evaluated",
     "Exported",
+    "Pause",
     "Result",
     "complete",
     "evaluate_model",

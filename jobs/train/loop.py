@@ -18,6 +18,7 @@ from ..schedule import learning_rate
 from ..tracking import SystemMetrics, Tracker
 from .evaluation import Evaluation
 from .pace import Pace, Stalls, step_metrics
+from .pausing import Pause, pause_while_asked
 from .position import Position
 from .saving import REST, Saver
 from .setup import OnPoint, Setup
@@ -56,11 +57,13 @@ class Loop:
         saver: Saver,
         tracker: Tracker,
         stop: Callable[[], bool],
+        pause: Pause,
         progress: Progress,
         on_point: OnPoint,
     ) -> None:
         self.setup, self.streamed, self.saver = setup, streamed, saver
         self._tracker, self._stop, self._progress, self._on_point = tracker, stop, progress, on_point
+        self._pause = pause
         self._order = setup.order()
         self.state = State()
         self._system = SystemMetrics(setup.directory.path)
@@ -96,8 +99,18 @@ class Loop:
                 self._take_step(rows, left)
                 if self._stop() or self._out_of_time():
                     raise StopRequested
+                self._pause_if_asked()
         self.save()
         self.saver.wait()
+
+    def _pause_if_asked(self) -> None:
+        """Between two steps; what follows the last one needs the device."""
+        began = time.monotonic()
+        try:
+            if not self._ended():
+                pause_while_asked(self.streamed, self._pause, self._stop)
+        finally:
+            self._started += time.monotonic() - began  # it is no time that the job has spent
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """Tell tracker and progress."""

@@ -16,6 +16,7 @@ from .ending import telling_the_end
 from .export import write_model
 from .loop import Loop, Progress
 from .lost import reconcile_beside
+from .pausing import Pause
 from .preflight import rehearse
 from .result import Result
 from .saving import Saver, check_complete
@@ -31,12 +32,14 @@ def train(
     run_dir: str | Path | None = None,
     tracker: Tracker | None = None,
     stop: Callable[[], bool] | None = None,
+    pause: Pause | None = None,
     progress: Progress | None = None,
     on_point: OnPoint = lambda _: None,
 ) -> Result:
     """Run the job to its end, or from its last checkpoint on.
 
-    Without a ``policy`` every boundary waits on the host. ``stop`` is asked at every layer and after every step;
+    Without a ``policy`` every boundary waits on the host. ``stop`` is asked at every layer and after every step,
+    ``pause`` after every step;
     ``progress`` gets every report that goes to the tracker. ``on_point`` is called with a name wherever a process may
     be killed in a test: ``claimed``, ``loaded``, ``prepared``, ``rehearsed``, ``resumed``, ``forward``, ``backward``,
     ``step``, ``stepped``, ``evaluating``, ``saving``, those of `CheckpointStore`, ``exporting``, ``exported``,
@@ -54,9 +57,8 @@ def train(
         on_point("rehearsed")
         for path in (directory.spec, directory.policy):
             ending.tracker.artifact(path)
-        ending.result = _run(
-            setup, device, ending.tracker, stop or (lambda: False), progress or (lambda _: None), on_point
-        )
+        asked, report = stop or (lambda: False), progress or (lambda _: None)
+        ending.result = _run(setup, device, ending.tracker, asked, pause or Pause(), report, on_point)
     return ending.result
 
 
@@ -65,6 +67,7 @@ def _run(
     device: str | Emulated,
     tracker: Tracker,
     stop: Callable[[], bool],
+    pause: Pause,
     progress: Progress,
     on_point: OnPoint,
 ) -> Result:
@@ -79,7 +82,7 @@ def _run(
         check_complete(streamed, base_is_kept=setup.base is not None)
         saver = Saver(setup.store, streamed)
         try:
-            loop = Loop(setup, streamed, saver, tracker, stop, progress, on_point)
+            loop = Loop(setup, streamed, saver, tracker, stop, pause, progress, on_point)
             with watching(streamed, stop):
                 return _trained(loop, tracker, on_point)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ from ...schedulers.best_batch import BestBatch, Tried, best_batch
 from ...schedulers.demand import demand
 from ...schedulers.hardware import Budgets, HardwareProfile
 from ...schedulers.options import option
+from ...schedulers.planner import Plan, plan
 from ..planning import Limits, ModelSource, emulated, facts_of, load_tokenizer, model_of
 from .values import Admission, AdmissionOrder, Way
 
@@ -31,7 +33,7 @@ def plan_job(order: AdmissionOrder) -> Admission:
     that train fastest on the kind of node that is fastest. Raises the typed errors of what is wrong with model or data.
     """
     spec = JobSpec.model_validate(order.spec)
-    job = _Job(spec, order, prepare(spec.data, load_tokenizer(spec), cache=order.cache))
+    job = JobPlans(spec, order, prepare(spec.data, load_tokenizer(spec), cache=order.cache))
     profiles = {kind: HardwareProfile.model_validate(fields) for kind, fields in order.profiles.items()}
     found, refused = job.plan_all(profiles)
     batch = _rows_of_a_step(found) or job.batch or 1
@@ -46,7 +48,9 @@ def plan_job(order: AdmissionOrder) -> Admission:
 
 
 @dataclass
-class _Job:
+class JobPlans:
+    """A job with its rows, and its plans for machines."""
+
     spec: JobSpec
     order: AdmissionOrder
     data: Prepared
@@ -88,19 +92,40 @@ class _Job:
         refused: dict[str, DoesNotFit | OutOfTime] = {}
         for kind, profile in profiles.items():
             try:
-                found[kind] = self._best(profile, batch).best
+                found[kind] = self._beside_others(kind, profile, batch)
             except (DoesNotFit, OutOfTime) as error:
                 refused[kind] = error
         return found, refused
+
+    def _beside_others(self, kind: str, profile: HardwareProfile, batch: int | None) -> Tried:
+        """In an equal part of the node's memory, so that every GPU can have a job; in all of it if that is too little.
+
+        Its links are not parted: jobs do not know their neighbours, and placement counts how much they slow each other.
+        """
+        gpus = self.order.gpus.get(kind, 1)
+        if gpus > 1:
+            part = profile.model_copy(update={"host_memory_bytes": profile.host_memory_bytes // gpus})
+            with contextlib.suppress(DoesNotFit):
+                return self._best(part, batch).best
+        return self._best(profile, batch).best
 
     def _best(self, profile: HardwareProfile, batch: int | None) -> BestBatch:
         return best_batch(
             self._facts,
             profile,
-            high=batch or max(1, min(_LARGEST_BATCH, len(self.data.train))),
+            high=batch or self.largest(),
             global_batch=batch,
             **self._limits(profile),
         )
+
+    def plan_at(self, profile: HardwareProfile, rows: int) -> tuple[ModelFacts, Plan]:
+        """Facts and plan of steps of one micro-batch of ``rows``."""
+        facts = self._facts(rows)
+        return facts, plan(facts, profile, **self._limits(profile))
+
+    def largest(self) -> int:
+        """Most rows that a step may have."""
+        return max(1, min(_LARGEST_BATCH, len(self.data.train)))
 
     def _limits(self, profile: HardwareProfile) -> dict[str, Any]:
         limits = Limits.of(self.spec)

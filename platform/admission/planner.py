@@ -22,10 +22,15 @@ from .values import Admission, AdmissionOrder
 log = logging.getLogger(__name__)
 
 _MODULE = "lazytrain.platform.admission.process"
+_AHEAD = 2
+"""Orders that the process has at once: one that it plans, one so that it is not idle; an urgent one waits for both."""
 
 
 class PlannerProcess:
-    """Implements `values.Planner`. The process is started when there is something to plan, and again if it dies."""
+    """Implements `values.Planner`. The process is started when there is something to plan, and again if it dies.
+
+    Orders of higher priority go first, and then older ones.
+    """
 
     def __init__(self, log_file: Path, module: str = _MODULE) -> None:
         self._log_file = log_file
@@ -33,14 +38,15 @@ class PlannerProcess:
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._waiting: dict[str, AdmissionOrder] = {}
+        self._sent: list[str] = []
+        """Jobs among them that the process has, in the order in which it plans them."""
         self._found: dict[str, Admission | LazytrainError] = {}
 
     def submit(self, order: AdmissionOrder) -> None:
-        """Send the order, unless this job is on its way already."""
-        if order.job in self._waiting:
-            return
-        self._waiting[order.job] = order
-        self._send(order)
+        """Take the order, unless the process has it already."""
+        if order.job not in self._sent:
+            self._waiting[order.job] = order
+            self._feed()
 
     def results(self) -> dict[str, Admission | LazytrainError]:
         """Answers that have come in; when the process died, its oldest order is given up and the rest sent again."""
@@ -48,6 +54,7 @@ class PlannerProcess:
             self._take(self._lines.get())
         if self._process is not None and self._process.poll() is not None and self._lines.empty():
             self._bury(self._process.returncode)
+        self._feed()
         found, self._found = self._found, {}
         return found
 
@@ -62,6 +69,7 @@ class PlannerProcess:
         answer = json.loads(line)
         if self._waiting.pop(answer["job"], None) is None:
             return
+        self._sent = [job for job in self._sent if job != answer["job"]]
         if "error" in answer:
             self._found[answer["job"]] = error_of(**answer["error"])
         else:
@@ -71,15 +79,24 @@ class PlannerProcess:
         """The order that it died of is the oldest one; whoever sent it will hear of it."""
         log.warning("the planning process ended with %d", code)
         self._process = None
-        oldest = next(iter(self._waiting), None)
-        if oldest is None:
+        if self._sent:
+            job = self._sent[0]
+            del self._waiting[job]
+            self._found[job] = LazytrainError(
+                f"the planning process died ({code}) while it planned this job",
+                hint=f"its log is {self._log_file}; the host may have too little memory",
+            )
+        self._sent = []
+
+    def _feed(self) -> None:
+        """Let the process have the next orders."""
+        room = _AHEAD - len(self._sent)
+        if room <= 0:
             return
-        del self._waiting[oldest]
-        self._found[oldest] = LazytrainError(
-            f"the planning process died ({code}) while it planned this job",
-            hint=f"its log is {self._log_file}; the host may have too little memory",
-        )
-        for order in self._waiting.values():
+        rest = [order for order in self._waiting.values() if order.job not in self._sent]
+        rest.sort(key=lambda order: -order.priority)  # the sort keeps the older ones first
+        for order in rest[:room]:
+            self._sent.append(order.job)
             self._send(order)
 
     def _send(self, order: AdmissionOrder) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...jobs.errors import LazytrainError
@@ -44,12 +44,16 @@ class AdmissionOrder:
     spec: Mapping[str, Any]
     profiles: Mapping[str, Mapping[str, Any]]
     """Fields of `HardwareProfile` by kind of node."""
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """How many GPUs share the memory of a node, by kind; 1 where it is not given."""
     cache: str
     """Directory for tokenized rows."""
     memory_share: float = 1.0
     """Part of each memory that may be planned with: less after a run was out of memory."""
     batch: int | None = None
     """The batch that was fixed by an earlier admission."""
+    priority: int = 0
+    """Orders of higher priority are planned first."""
 
 
 class Planner(Protocol):

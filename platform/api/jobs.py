@@ -104,9 +104,10 @@ def stop(job: OwnJob, user: Submitter, store: StoreOf) -> schemas.Accepted:
 
 
 @router.post("/jobs/{job_id}/pause", status_code=202)
-def pause(job: OwnJob, user: Submitter, store: StoreOf) -> schemas.Accepted:
-    """Free the GPU of a running job, which goes on later from where it was."""
-    return _ask(store, job, user.name, Action.PAUSE)
+def pause(job: OwnJob, user: Submitter, store: StoreOf, checkpoint: bool = False) -> schemas.Accepted:
+    """Free the GPU of a running job, which goes on later from where it was. Its state stays in the memory of its node
+    until another job needs that; with ``checkpoint`` it goes to disk at once, also that of a job which is paused."""
+    return _ask(store, job, user.name, Action.PAUSE, checkpoint=checkpoint)
 
 
 @router.post("/jobs/{job_id}/resume", status_code=202)
@@ -117,12 +118,20 @@ def resume(job: OwnJob, user: Submitter, store: StoreOf) -> schemas.Accepted:
 
 @router.post("/jobs/{job_id}/retry", status_code=201)
 def retry(
-    job: OwnJob, response: Response, user: Submitter, store: StoreOf, settings: SettingsOf, key: _Key = None
+    job: OwnJob,
+    response: Response,
+    user: Submitter,
+    store: StoreOf,
+    settings: SettingsOf,
+    fresh: bool = False,
+    key: _Key = None,
 ) -> schemas.JobView:
-    """Put the same job into the queue again, as a new one from the beginning."""
+    """Put the same job into the queue again, as a new one. It goes on from the last checkpoint, if there is one; with
+    ``fresh``, or if the job has succeeded, it begins anew."""
     if not job.state.final:
         raise Conflict(f"job {job.id} is {job.state.value}", hint="only a job that has ended can be submitted again")
-    again: NewJob = new_job(job.spec, (), job.user, key, settings)
+    continues = None if fresh or job.state is JobState.SUCCEEDED else job.id
+    again: NewJob = new_job(job.spec, (), job.user, key, settings, continues=continues)
     made, is_new = store.jobs.create(again, time.time())
     response.status_code = 201 if is_new else 200
     return job_view(made)

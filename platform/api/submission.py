@@ -22,7 +22,15 @@ _MOST_LINKS = 10_000
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
-def new_job(spec: Mapping[str, Any], after: tuple[str, ...], user: str, key: str | None, settings: Settings) -> NewJob:
+def new_job(
+    spec: Mapping[str, Any],
+    after: tuple[str, ...],
+    user: str,
+    key: str | None,
+    settings: Settings,
+    *,
+    continues: str | None = None,
+) -> NewJob:
     """The job that ``spec`` asks for. Raises SpecError or Forbidden, with the field."""
     resolved = resolve(spec, settings)
     job_id = f"j-{secrets.token_hex(5)}"
@@ -35,8 +43,9 @@ def new_job(spec: Mapping[str, Any], after: tuple[str, ...], user: str, key: str
         run_dir=str(Path(resolved.output.dir) / job_id),
         priority=resolved.queue.priority,
         after=after,
+        continues=continues,
         idempotency_key=key,
-        body_digest=digest(values, list(after)),
+        body_digest=digest(values, list(after), *([continues] if continues else [])),
         sentence="waits to be looked at",
     )
 

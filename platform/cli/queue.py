@@ -160,9 +160,13 @@ def stop(
         output.result({"asked": job_ids or "all"}, lambda console: console.print(words))
 
 
-def pause(job_id: Job, as_json: options.Json = False) -> None:
+def pause(
+    job_id: Job,
+    checkpoint: Annotated[bool, typer.Option(help="Also free the memory: the state goes to disk at once.")] = False,
+    as_json: options.Json = False,
+) -> None:
     """Free the GPU of a running job; ``resume`` lets it go on from where it was."""
-    _done(job_id, "paused", connect().pause(job_id), as_json)
+    _done(job_id, "paused", connect().pause(job_id, checkpoint=checkpoint), as_json)
 
 
 def resume(job_id: Job, as_json: options.Json = False) -> None:
@@ -170,10 +174,14 @@ def resume(job_id: Job, as_json: options.Json = False) -> None:
     _done(job_id, "in the queue again", connect().resume(job_id), as_json)
 
 
-def retry(job_id: Job, as_json: options.Json = False) -> None:
-    """Submit a job that has ended again, as a new one from the beginning."""
+def retry(
+    job_id: Job,
+    fresh: Annotated[bool, typer.Option(help="Begin anew, also if there is a checkpoint.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Submit a job that has ended again, as a new one that goes on from its last checkpoint."""
     with Output.opened(as_json) as output:
-        made = connect().retry(job_id)
+        made = connect().retry(job_id, fresh=fresh)
         output.result(_plain(made), lambda console: console.print(f"submitted {made.id}"))
 
 

@@ -108,10 +108,12 @@ def _host_name() -> str:
 class Connection:
     """This process as a client of a Ray that others started, until `close`."""
 
-    def __init__(self, settings: Settings, address: str) -> None:
+    def __init__(self, settings: Settings, address: str, environment: Mapping[str, str] | None = None) -> None:
+        """``environment`` is for the processes that Ray starts for this one."""
         if ray.is_initialized():
             raise LazytrainError("this process is already connected to a Ray cluster", hint="close that one first")
         self._environment = _Environment(_variables(settings, os.cpu_count() or 1))
+        extra = {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
         if settings.ray_auth == "token":
             # Ray has read its variables when it was imported; unlike a new cluster, a client does not read them again.
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
@@ -120,7 +122,9 @@ class Connection:
                 False  # as for the one that started it, else Ray looks at another address
             )
         try:
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
+            ray.init(
+                address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL, **extra
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             self._environment.restore()
             raise Unreachable(

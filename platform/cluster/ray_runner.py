@@ -14,12 +14,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ...jobs.errors import HardwareError, LazytrainError, Unreachable
 from ...schedulers.hardware import hardware
-from ..artifacts import STOP_FILE, JobFiles, read_json, write_json
+from ..artifacts import PAUSE_FILE, STOP_FILE, JobFiles, read_json, write_json
 from ..settings import Settings
 from .local import DEVICE_LABEL, KIND_LABEL, NAME_LABEL, NAMESPACE, Connection
+from .inspecting import Inspector
 from .profiling import Profiler
 from .run_host import RunHost
-from .runs import HOST_LOST, Look, Machine, Outcome, Phase, RunOrder
+from .runs import HOST_LOST, Look, Machine, NodeReport, Outcome, Phase, RunOrder
 
 _PREFIX = "run-"
 _FRESH_S = 0.5
@@ -33,10 +34,32 @@ class RayRunner:
         self._connection = Connection(settings, address)
         self._measuring: dict[str, Any] = {}
         self._alive: tuple[float, set[str]] = (float("-inf"), set())
+        self._resuming: dict[str, Any] = {}
+        self._inspectors: dict[str, Any] = {}
+        self._inspecting: dict[str, Any] = {}
 
     def machines(self) -> list[Machine]:
         """The nodes that Ray sees alive and that bear our labels."""
         return [machine for machine, _ in self._nodes().values()]
+
+    def inspect(self, machine: str, token_file: Path) -> NodeReport | None:
+        """Ask an actor of ours on the node, which is made anew when it has died."""
+        if machine not in self._inspecting:
+            if machine not in self._inspectors:
+                _, node_id = self._node(machine)
+                remote = ray.remote(num_cpus=0, num_gpus=0, max_restarts=0, scheduling_strategy=_on(node_id))
+                self._inspectors[machine] = remote(Inspector).remote()
+            self._inspecting[machine] = self._inspectors[machine].look.remote(str(token_file))
+        answer = self._inspecting[machine]
+        if not ray.wait([answer], timeout=0)[0]:
+            return None
+        del self._inspecting[machine]
+        try:
+            found = ray.get(answer)
+        except ray.exceptions.RayError:  # the actor or its node has died: asked again, if the node is still there
+            del self._inspectors[machine]
+            return None
+        return NodeReport(versions=found["versions"], token=found["token"], devices=tuple(found["devices"]))
 
     def measure(self, machine: str) -> Mapping[str, Any] | None:
         """Measure a node in an actor that holds a GPU of it; asked for again until the profile is there."""
@@ -69,7 +92,8 @@ class RayRunner:
         """Make the actor. Raises HardwareError when its node is not there any more."""
         _, node_id = self._node(order.node)
         files = JobFiles(order.run_dir)
-        files.stop.unlink(missing_ok=True)
+        for asked in (files.stop, files.pause):
+            asked.unlink(missing_ok=True)
         attempt = files.attempt(order.attempt)
         attempt.path.mkdir(parents=True, exist_ok=True)
         remote = ray.remote(RunHost).options(
@@ -77,8 +101,8 @@ class RayRunner:
             namespace=NAMESPACE,
             lifetime="detached",
             max_restarts=0,
-            num_gpus=1,
-            num_cpus=order.cpus,
+            num_gpus=0,  # it takes both for itself, in an actor of its own
+            num_cpus=0,
             get_if_exists=True,
             scheduling_strategy=_on(node_id),
         )
@@ -102,11 +126,28 @@ class RayRunner:
             return Look(Phase.LOST if files.started.exists() else Phase.ABSENT, *figures)
         if not beat:
             return Look(Phase.STARTING)
-        return Look(Phase.RUNNING, *figures, int(beat["total_steps"]), float(beat["step_s"]))
+        phase = Phase.PAUSED if beat.get("paused") else Phase.RUNNING
+        return Look(phase, *figures, int(beat["total_steps"]), float(beat["step_s"]))
 
     def stop(self, claim: str, run_dir: Path) -> None:
         """Leave the file that the training looks for after each step."""
         (run_dir / STOP_FILE).touch()
+
+    def pause(self, claim: str, run_dir: Path) -> None:
+        """Leave the file that the training looks for after each step; its host then gives the GPU up."""
+        (run_dir / PAUSE_FILE).touch()
+
+    def resume(self, claim: str, run_dir: Path) -> None:
+        """Have the host take the GPU again; it removes the file when it has it."""
+        waiting = self._resuming.get(claim)
+        if waiting is not None and not ray.wait([waiting], timeout=0)[0]:
+            return
+        self._resuming = {name: ref for name, ref in self._resuming.items() if name in self._alive[1]}
+        try:
+            host = ray.get_actor(_PREFIX + claim, NAMESPACE)
+        except ValueError:  # it has ended: whoever looks will see
+            return
+        self._resuming[claim] = host.resume.remote()
 
     def kill(self, claim: str) -> None:
         """Kill the actor: its keeper then ends the training process and all that it started."""

@@ -9,12 +9,13 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...jobs.errors import (
     CheckpointError,
+    DeviceBusy,
     DoesNotFit,
     InputError,
     LazytrainError,
@@ -22,7 +23,8 @@ from ...jobs.errors import (
     OutOfMemory,
     ProgramError,
 )
-from ..artifacts import AttemptFiles, read_json, write_json
+from ...jobs.units import format_bytes
+from ..artifacts import AttemptFiles, JobFiles, read_json, write_json
 from ..logs import quiet_libraries
 from .runs import Outcome, RunOrder
 
@@ -36,10 +38,11 @@ class Pulse:
 
     def __init__(self, files: AttemptFiles) -> None:
         self._files = files
-        self._count = 0
+        self._count, self._writing = 0, threading.Lock()
         self._done = threading.Event()
         self.step, self.total_steps, self.step_s = 0, 0, 0.0
         self.loss: float | None = None
+        self.paused = False
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
         self._thread.start()
 
@@ -49,6 +52,11 @@ class Pulse:
         self.step_s = record.get("step_s", self.step_s)
         loss = record.get("loss")
         self.loss = loss if loss is not None and loss == loss else self.loss
+
+    def told(self, paused: bool) -> None:
+        """The GPU's memory was given back, or is taken again: said at once."""
+        self.paused = paused
+        self._write()
 
     def stop(self) -> None:
         """One last beat, which shows the last step."""
@@ -62,9 +70,10 @@ class Pulse:
             self._write()
 
     def _write(self) -> None:
-        self._count += 1
-        now = {"beat": self._count, "step": self.step, "total_steps": self.total_steps, "step_s": self.step_s}
-        write_json(self._files.beat, now, durable=False)
+        with self._writing:
+            self._count += 1
+            now = {"beat": self._count, "step": self.step, "total_steps": self.total_steps, "step_s": self.step_s}
+            write_json(self._files.beat, {**now, "paused": self.paused}, durable=False)
 
 
 def main(order_file: Path) -> int:
@@ -73,22 +82,23 @@ def main(order_file: Path) -> int:
     files = AttemptFiles(order_file.parent)
     order = RunOrder.from_dict(read_json(order_file) or {})
     pulse = Pulse(files)
-    outcome, code = _end_of(order, pulse)
+    outcome, code = end_of(lambda: _train(order, pulse))
     pulse.stop()
     update = {"step": pulse.step, "loss": pulse.loss, "node": order.node, "exit_code": code}
     write_json(files.outcome, outcome.model_copy(update=update).model_dump(mode="json"))
     return code
 
 
-def _end_of(order: RunOrder, pulse: Pulse) -> tuple[Outcome, int]:
-    """How the training ends, whatever it raises: the trace of what is no error of ours goes to the log."""
+def end_of(work: Callable[[], dict[str, Any]]) -> tuple[Outcome, int]:
+    """How ``work`` ends, whatever it raises: the trace of what is no error of ours goes to the log. ``status`` of what
+    it returns is ``done`` or ``stopped``."""
     try:
-        result = _train(order, pulse)
+        result = work()
     except MemoryError:
         return Outcome(how="error", code=OutOfMemory.code, message="out of memory on host"), 1
     except LazytrainError as error:
         print(f"error: {error}", flush=True)
-        final = isinstance(error, _FINAL)
+        final = isinstance(error, _FINAL) and not isinstance(error, DeviceBusy)
         said = Outcome(how="error", code=error.code, message=error.message, hint=error.hint, final=final)
         return said, error.exit_code
     except Exception as error:  # the last thing that this process says
@@ -103,29 +113,50 @@ def _end_of(order: RunOrder, pulse: Pulse) -> tuple[Outcome, int]:
 def _train(order: RunOrder, pulse: Pulse) -> dict[str, Any]:
     from ...jobs.policy import Policy
     from ...jobs.spec import JobSpec
-    from ...jobs.train import train
+    from ...jobs.train import Pause, train
 
-    asked = _asked_to_stop(order.run_dir / "stop")
+    policy = Policy.model_validate(order.policy)
+    if order.device["kind"] == "cuda":
+        check_gpu(policy.predicted.peak_gpu_bytes if policy.predicted else 0)
+    files = JobFiles(order.run_dir)
+    asked = asked_to_stop(files.stop)
     result = train(
         JobSpec.model_validate(order.spec),
-        policy=Policy.model_validate(order.policy),
-        device=_device(order.device),
+        policy=policy,
+        device=device_of(order.device),
         run_dir=order.run_dir,
         tracker=_tracker(order),
         stop=asked,
+        pause=Pause(asked=files.pause.exists, told=pulse.told),
         progress=pulse.hear,
     )
     return result.model_dump(mode="json")
 
 
-def _asked_to_stop(file: Path) -> Any:
+def check_gpu(needed_bytes: int) -> None:
+    """Raise DeviceBusy unless this process sees one GPU and that has room: another's process may have come first."""
+    import torch
+
+    seen = torch.cuda.device_count()
+    if seen != 1:
+        raise DeviceBusy(f"the process sees {seen} GPUs where it was given one", hint="lazytrain nodes shows its node")
+    free, _ = torch.cuda.mem_get_info()
+    if free < needed_bytes:
+        raise DeviceBusy(
+            f"the GPU has {format_bytes(free)} free, the plan needs {format_bytes(needed_bytes)}: something else uses it",
+            hint="nvidia-smi shows what; the job waits until it is gone",
+        )
+
+
+def asked_to_stop(file: Path) -> Callable[[], bool]:
     """Whether the stop file is there or SIGTERM has come."""
     heard = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: heard.set())
     return lambda: heard.is_set() or file.exists()
 
 
-def _device(device: Mapping[str, Any]) -> Any:
+def device_of(device: Mapping[str, Any]) -> Any:
+    """The device of an order, as the executor takes it."""
     from ...jobs.executor import Emulated
 
     kind = device["kind"]

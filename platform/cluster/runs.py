@@ -36,6 +36,9 @@ class RunOrder:
     """Cores that it may keep busy."""
     host_bytes: int = 0
     """Host memory above which it is ended; 0 sets no limit."""
+    search: Mapping[str, Any] = field(default_factory=dict)
+    """``profile``, ``kind`` and ``memory_share`` of the node: the batch is to be searched there first; empty where it is
+    fixed."""
     tracking: Mapping[str, Any] = field(default_factory=dict)
     """MLflow ``uri``, ``experiment``, ``run_name``, ``params``, ``tags``; empty without MLflow."""
 
@@ -56,6 +59,8 @@ class Phase(str, Enum):
     """It was never started, or nothing tells that it was."""
     STARTING = "starting"
     RUNNING = "running"
+    PAUSED = "paused"
+    """Its process waits, with everything in host memory; it holds no GPU."""
     ENDED = "ended"
     """Nothing of it lives any more, and it left word how it ended."""
     LOST = "lost"
@@ -111,11 +116,25 @@ class Machine:
     gpus: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """What a machine says of itself."""
+
+    versions: Mapping[str, str]
+    token: str = ""
+    """What it read in the file that only the head writes; empty where it does not see the head's folder."""
+    devices: tuple[Mapping[str, Any], ...] = ()
+    """Fields of `inspection.Device`, in the order in which its GPUs are counted."""
+
+
 class Runner(Protocol):
     """Machines that train. No method waits for a training; one that cannot reach them raises Unreachable."""
 
     def machines(self) -> list[Machine]:
         """The machines that are there."""
+
+    def inspect(self, machine: str, token_file: Path) -> NodeReport | None:
+        """Ask a machine what is there; None while it has not answered."""
 
     def measure(self, machine: str) -> Mapping[str, Any] | None:
         """The profile of an idle machine; None while it is being measured. Raises LazytrainError when that failed."""
@@ -130,7 +149,13 @@ class Runner(Protocol):
         """What can be seen of a run."""
 
     def stop(self, claim: str, run_dir: Path) -> None:
-        """Ask a run to save and leave; said twice is said once."""
+        """Ask a run to save and leave; said twice is said once. A paused one saves what it has in memory."""
+
+    def pause(self, claim: str, run_dir: Path) -> None:
+        """Ask a run to keep its state in host memory and give its GPU up after the step; said twice is said once."""
+
+    def resume(self, claim: str, run_dir: Path) -> None:
+        """Let a paused run take its GPU again; said twice is said once."""
 
     def kill(self, claim: str) -> None:
         """End everything of a run now."""

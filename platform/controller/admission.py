@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...jobs.errors import LazytrainError
+from ...jobs.errors import LazytrainError, NotFound
 from ...jobs.lifecycle import JobState
 from ...schedulers.hardware import same_gpu
 from ..admission import Admission, AdmissionOrder
@@ -15,7 +15,7 @@ from .desk import Desk
 from .words import rejection_sentence
 
 STAGE = "plan"
-_LESS = 0.85
+LESS = 0.85
 """Part of each memory that is planned with after a run was out of memory."""
 
 
@@ -24,24 +24,28 @@ def admit(desk: Desk) -> None:
     results = desk.planner.results()
     queued = desk.store.jobs.list(states=[JobState.QUEUED])
     desk.for_each([job for job in queued if job.id in results], lambda job: _take_in(desk, job, results[job.id]))
-    profiles = _profiles(desk)
+    profiles, gpus = _profiles(desk)
     plans = desk.store.jobs.stages_of((job.id for job in queued), STAGE)
     waiting = [job for job in reversed(queued) if job.id not in results]
-    desk.for_each(waiting, lambda job: _have_planned(desk, job, profiles, plans.get(job.id)))
+    desk.for_each(waiting, lambda job: _have_planned(desk, job, profiles, gpus, plans.get(job.id)))
 
 
-def _profiles(desk: Desk) -> dict[str, Mapping[str, Any]]:
-    """One measured profile for each kind of node; of several, that of the node with the least host memory."""
+def _profiles(desk: Desk) -> tuple[dict[str, Mapping[str, Any]], dict[str, int]]:
+    """One measured profile for each kind of node, and how many GPUs share its memory; of several nodes, those of the
+    one with the least host memory."""
     found: dict[str, Mapping[str, Any]] = {}
+    gpus: dict[str, int] = {}
     for node in desk.store.nodes.list():
         if node.profile and node.alive:
             known = found.get(node.kind)
             if known is None or node.profile["host_memory_bytes"] < known["host_memory_bytes"]:
-                found[node.kind] = node.profile
-    return found
+                found[node.kind], gpus[node.kind] = node.profile, max(1, int(node.gpus))
+    return found, gpus
 
 
-def _have_planned(desk: Desk, job: Job, profiles: Mapping[str, Any], plan: Mapping[str, Any] | None) -> None:
+def _have_planned(
+    desk: Desk, job: Job, profiles: Mapping[str, Any], gpus: Mapping[str, int], plan: Mapping[str, Any] | None
+) -> None:
     known = Admission.model_validate(plan) if plan is not None else None
     missing = {
         kind: profile
@@ -53,7 +57,10 @@ def _have_planned(desk: Desk, job: Job, profiles: Mapping[str, Any], plan: Mappi
             desk.tell(job, "no_node", _no_node(job, bool(profiles)))
         return
     try:
-        JobFiles(job.run_dir).claim(job.id)
+        files = JobFiles(job.run_dir)
+        files.claim(job.id)
+        if job.continues is not None:
+            job = _continue(desk, job, files, job.continues)
     except LazytrainError as error:
         _reject(desk, job, error)
         return
@@ -62,11 +69,30 @@ def _have_planned(desk: Desk, job: Job, profiles: Mapping[str, Any], plan: Mappi
             job=job.id,
             spec=job.spec,
             profiles=missing,
+            gpus={kind: gpus[kind] for kind in missing},
             cache=str(JobFiles(job.run_dir).path / "rows"),
-            memory_share=_LESS**job.replans,
+            memory_share=LESS**job.replans,
             batch=_fixed_batch(desk, job),
+            priority=job.priority,
         )
     )
+
+
+def _continue(desk: Desk, job: Job, files: JobFiles, before: str) -> Job:
+    """Go on from the last checkpoint of another job, with the batch that was fixed for it."""
+    try:
+        other = desk.store.jobs.get(before)
+    except NotFound:
+        return job
+    theirs = JobFiles(other.run_dir)
+    step = files.continue_from(theirs) if theirs.belongs_to(other.id) else None
+    if step is None or job.outcome:
+        return job
+    batch = desk.store.jobs.stages(other.id).get("batch")
+    if batch is not None:
+        desk.store.jobs.finish_stage(job, "batch", batch, desk.clock(), desk.lease)
+    words = f"goes on from step {step} of job {other.id}"
+    return desk.store.jobs.annotate(job, desk.clock(), desk.lease, outcome={"step": step}, sentence=words)
 
 
 def may_run_on(job: Job, kind: str) -> bool:

@@ -1,29 +1,37 @@
-"""The MLflow run of a job that has ended ends too, even if the training process could not tell MLflow itself.
-
-python -m lazytrain.platform.controller.close_tracking RUN_DIR FINISHED|FAILED|KILLED
-"""
+"""Telling MLflow how jobs ended, beside the controller, which has no time to wait for it."""
 
 from __future__ import annotations
 
+import queue
+import subprocess
 import sys
-from pathlib import Path
+import threading
+from collections.abc import Callable
 
-from ...jobs.tracking import sync_run
-from ...jobs.tracking.record import RECORD_FILE, RunRecord
-from ..logs import quiet_libraries
-
-
-def close_tracking(run_dir: Path, status: str) -> None:
-    """Forward what was left behind and set the status; nothing for a directory without an MLflow run."""
-    path = run_dir / RECORD_FILE
-    if not path.exists():
-        return
-    record = RunRecord.load(path)
-    record.status = status
-    record.save()
-    sync_run(run_dir)
+_AT_ONCE = 100
 
 
-if __name__ == "__main__":
-    quiet_libraries()
-    close_tracking(Path(sys.argv[1]), sys.argv[2])
+class TrackingCloser:
+    """Tells MLflow of ends, one process at a time: it takes seconds to import, and as long as it likes to answer."""
+
+    def __init__(self, run: Callable[[list[str]], object] | None = None) -> None:
+        self._run = run or _in_a_process
+        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._go, name="tracking", daemon=True).start()
+
+    def __call__(self, job: str) -> None:
+        """The job has ended; returns at once."""
+        self._ended.put(job)
+
+    def _go(self) -> None:
+        self._run([])
+        while True:
+            jobs = [self._ended.get()]
+            while not self._ended.empty() and len(jobs) < _AT_ONCE:
+                jobs.append(self._ended.get())
+            self._run(jobs)
+
+
+def _in_a_process(jobs: list[str]) -> None:
+    command = [sys.executable, "-m", "lazytrain.platform.tracking", *jobs]
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=False)

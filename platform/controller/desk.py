@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +18,12 @@ log = logging.getLogger(__name__)
 
 ACTIVE = (JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.RECOVERING)
 """States in which something of a job may live on a node."""
-
-_MLFLOW_STATUS = {
-    JobState.SUCCEEDED: "FINISHED",
-    JobState.FAILED: "FAILED",
-    JobState.STOPPED: "KILLED",
-    JobState.REJECTED: "FAILED",
-}
+ON_NODES = (*ACTIVE, JobState.PAUSED)
+"""The same, and paused jobs, of which some keep their state in a node's memory."""
+PREEMPTED, MOVING, SPILLING = "preempted", "moving", "spilling"
+"""Why a job leaves its place: for another job, for a better place, or out of the memory that it keeps while paused."""
+RESUMING = "resuming"
+"""A paused job goes on: from memory (it starts), or its state goes into a checkpoint first (it is still paused)."""
 
 
 @dataclass
@@ -36,6 +35,16 @@ class Notes:
     beats: dict[str, int] = field(default_factory=dict)
     looks: dict[str, Look] = field(default_factory=dict)
     killed: set[str] = field(default_factory=set)
+    inspected: dict[str, float] = field(default_factory=dict)
+    """When each node was last asked what is there."""
+    searched: set[str] = field(default_factory=set)
+    """Runs of which is known whether they searched their batch."""
+    settled: Hashable = None
+    """What placement was asked when it last had nothing to do, and when that was."""
+    settled_at: float = float("-inf")
+    used: Mapping[str, float] = field(default_factory=dict)
+    """GPU seconds of each user, and when they were counted."""
+    used_at: float = float("-inf")
 
     def waited(self, claim: str, what: str, now: float) -> float:
         """Seconds since ``what`` was first asked about here."""
@@ -52,6 +61,7 @@ class Notes:
         self.beats = {claim: beat for claim, beat in self.beats.items() if claim in kept}
         self.looks = {claim: look for claim, look in self.looks.items() if claim in kept}
         self.killed &= kept
+        self.searched &= kept
 
 
 @dataclass
@@ -70,8 +80,8 @@ class Desk:
     def move(self, job: Job, to: JobState, reason: str, sentence: str, **changes: Any) -> Job:
         """Change the job's state; Stale and Conflict as in `store`."""
         moved = self.store.jobs.move(job, Move(to, reason, sentence), self.clock(), self.lease, **changes)
-        if to.final and job.attempt and self.config.mlflow_uri:
-            self.config.close_tracking(job.run_dir, _MLFLOW_STATUS[to])
+        if to.final and self.config.mlflow_uri:
+            self.config.close_tracking(job.id)
         return moved
 
     def tell(self, job: Job, reason: str, sentence: str) -> Job:

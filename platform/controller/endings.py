@@ -10,16 +10,21 @@ from ...jobs.lifecycle import JobState
 from ..artifacts import JobFiles, read_json
 from ..cluster.runs import Outcome
 from ..store import Job
-from .desk import Desk
+from .desk import MOVING, PREEMPTED, RESUMING, Desk
 from .failures import Failure, Tally, Verdict, bad_after, classify, judge
+from .pausing import spilled
+from .searched import take_in
 from .words import failure_sentence
 
 _S = JobState
+_IN_A_CHECKPOINT = "paused; its state is in a checkpoint"
 
 
 def settle(desk: Desk, job: Job, outcome: Outcome) -> None:
     """Move a job whose run has ended and left ``outcome``."""
-    if outcome.how == "done" and job.state is not _S.RECOVERING:
+    if job.claim not in desk.notes.searched:
+        take_in(desk, job)
+    if outcome.how == "done" and job.state not in (_S.RECOVERING, _S.PAUSED):
         problem = unverified(job, outcome)
         if problem is None:
             _succeed(desk, job, outcome)
@@ -27,10 +32,15 @@ def settle(desk: Desk, job: Job, outcome: Outcome) -> None:
         outcome = outcome.model_copy(update={"how": "error", "message": problem})
     if job.state is _S.STOPPING:
         desk.move(job, _S.STOPPED, "stopped", "stopped as asked", outcome=_record(outcome), claim=None)
+    elif job.state is _S.PAUSED:
+        spilled(desk, job, _record(outcome), saved=outcome.how == "stopped")
     elif job.state is _S.PAUSING and (outcome.how == "stopped" or job.claim in desk.notes.killed):
         _pause(desk, job, outcome)
     elif job.state is _S.RECOVERING:
         requeue(desk, job)
+    elif job.reason == RESUMING and outcome.how == "stopped":
+        words = "its GPU was not to be had after the pause: it waits to go on from its checkpoint"
+        desk.move(job, _S.QUEUED, "planned", words, outcome=_record(outcome), claim=None, gpu=None)
     elif outcome.how == "stopped" and _has_time_limit(job):
         _time_is_up(desk, job, outcome)
     else:
@@ -70,6 +80,8 @@ def fail(desk: Desk, job: Job, failure: Failure, outcome: Outcome) -> None:
     if verdict.replan:
         desk.store.jobs.forget_stage(job, "plan", desk.lease)
     not_before = desk.clock() + verdict.pause_s
+    if outcome.how == "died" and desk.config.mlflow_uri:
+        desk.config.tell_lost(job.run_dir)
     desk.move(job, _S.RECOVERING, failure.value, sentence, outcome=record, not_before=not_before, **changes)
 
 
@@ -85,6 +97,8 @@ def lost(desk: Desk, job: Job) -> None:
         desk.move(job, _S.STOPPED, "stopped", "stopped as asked", claim=None)
     elif job.state is _S.RECOVERING:
         requeue(desk, job)
+    elif job.state is _S.PAUSED:
+        spilled(desk, job, {**job.outcome, **_record(gone), "step": 0}, saved=False)
     else:
         fail(desk, job, Failure.NODE_LOST, gone)
 
@@ -98,9 +112,12 @@ def _succeed(desk: Desk, job: Job, outcome: Outcome) -> None:
 
 
 def _pause(desk: Desk, job: Job, outcome: Outcome) -> None:
-    paused = desk.move(job, _S.PAUSED, job.reason, job.sentence, outcome=_record(outcome), claim=None, gpu=None)
-    if job.reason == "preempted":
-        desk.move(paused, _S.QUEUED, "preempted", job.sentence, preemptions=job.preemptions + 1)
+    comes_back = job.reason in (PREEMPTED, MOVING)
+    reason, words = (job.reason, job.sentence) if comes_back else ("paused", _IN_A_CHECKPOINT)
+    paused = desk.move(job, _S.PAUSED, reason, words, outcome=_record(outcome), claim=None, gpu=None)
+    if comes_back:
+        times = job.preemptions + (job.reason == PREEMPTED)
+        desk.move(paused, _S.QUEUED, job.reason, job.sentence, preemptions=times)
 
 
 def _has_time_limit(job: Job) -> bool:
@@ -122,6 +139,8 @@ def _tally(job: Job) -> Tally:
 
 
 def _counted(job: Job, verdict: Verdict) -> dict[str, Any]:
+    if not verdict.counts:
+        return {}
     if verdict.replan:
         return {"replans": job.replans + 1}
     if verdict.infra:

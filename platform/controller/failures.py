@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from ...jobs.errors import DeviceBusy
 from ..cluster.runs import HOST_LOST, Outcome
 
 _GPU_FAULT = re.compile(
@@ -15,6 +16,7 @@ _GPU_FAULT = re.compile(
 )
 _OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0
+_BUSY_PAUSE_S = 30.0
 _BAD_GPU_AFTER = 3
 KILL, TERMINATE, ABORT = 9, 15, 6
 
@@ -32,6 +34,8 @@ class Failure(str, Enum):
     """The machine or the run vanished: goes on elsewhere from its last checkpoint."""
     KILLED = "killed"
     """Something killed the process: goes on after a pause."""
+    GPU_BUSY = "gpu_busy"
+    """Something outside uses the GPU: waits, and no retry is used up."""
     UNKNOWN = "unknown"
     """Anything else: goes on after a pause that doubles each time."""
 
@@ -58,11 +62,15 @@ class Verdict:
     replan: bool = False
     infra: bool = False
     """Which of the two counters it raises."""
+    counts: bool = True
+    """Whether it raises one at all."""
 
 
 def classify(outcome: Outcome) -> Failure:
     """The class of an attempt that did not end well. A lost run has no outcome and is NODE_LOST."""
     text = f"{outcome.message} {outcome.hint}"
+    if outcome.code == DeviceBusy.code:
+        return Failure.GPU_BUSY
     if outcome.code == HOST_LOST:
         return Failure.NODE_LOST
     if _GPU_FAULT.search(text):
@@ -80,6 +88,8 @@ def judge(failure: Failure, tally: Tally) -> Verdict:
     """Whether the job is started again after this failure, when, and how otherwise."""
     if failure is Failure.USER_ERROR:
         return Verdict(failure, again=False)
+    if failure is Failure.GPU_BUSY:
+        return Verdict(failure, again=True, pause_s=_BUSY_PAUSE_S, counts=False)
     if failure is Failure.OUT_OF_MEMORY:
         return Verdict(failure, again=tally.replans == 0, replan=True)
     if failure in (Failure.NODE_LOST, Failure.GPU_FAULT):

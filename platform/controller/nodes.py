@@ -1,14 +1,18 @@
-"""Which machines are there, and what they can do."""
+"""Which machines are there, whether they can be used, and what they can do."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...jobs.errors import LazytrainError, Unreachable
+from ..cluster.runs import NodeReport
+from ..inspection import compare
 from ..store import Node
-from .desk import ACTIVE, Desk
+from .desk import ON_NODES, Desk
 
 
 def look_at_nodes(desk: Desk) -> None:
-    """Record who is there, and measure whom nobody has measured yet."""
+    """Record who is there, check them, and measure whom nobody has measured yet."""
     desk.store.nodes.see(
         (
             Node(
@@ -24,10 +28,44 @@ def look_at_nodes(desk: Desk) -> None:
         ),
         desk.clock(),
     )
-    busy = {job.node for job in desk.store.jobs.list(states=ACTIVE)}
     for node in desk.store.nodes.list():
-        if node.alive and node.gpus and not node.profile and not node.drained and node.name not in busy:
+        if node.alive and node.gpus:
+            _check(desk, node)
+    busy = {job.node for job in desk.store.jobs.list(states=ON_NODES) if job.claim}
+    for node in desk.store.nodes.list():
+        usable = node.alive and node.gpus and node.checked and not node.problem and not node.drained
+        in_use = node.name in busy or any(device.get("busy") for device in node.devices)
+        if usable and not node.profile and not in_use:
             _measure(desk, node)
+
+
+def _check(desk: Desk, node: Node) -> None:
+    now, before = desk.clock(), desk.notes.inspected.get(node.name, float("-inf"))
+    if node.checked and now - before < desk.config.inspect_every_s:
+        return
+    report = desk.runner.inspect(node.name, desk.config.token_file)
+    if report is None:
+        return
+    desk.notes.inspected[node.name] = now
+    found = findings(node, report, desk.config.head)
+    if found != (node.problem, node.checked, [dict(device) for device in node.devices]):
+        desk.store.nodes.set_check(node.name, *found)
+
+
+def findings(node: Node, report: NodeReport, head: NodeReport) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+    """What is wrong with a node, what it said, and its GPUs."""
+    software = compare(report.versions, head.versions)
+    shared = report.token == head.token
+    problems = [software.problem] if software.problem else []
+    if not shared:
+        problems.append("it does not see the head's folder: what jobs write there would not be found")
+    if 0 < len(report.devices) < node.gpus and node.device == "cuda":  # none: the driver's tool is not there to ask
+        problems.append(
+            f"Ray counts {node.gpus:g} GPUs and the driver {len(report.devices)}: "
+            f"start the node with --num-gpus {len(report.devices)}"
+        )
+    checked = {"versions": dict(report.versions), "shared_storage": shared, "warning": software.warning}
+    return "; ".join(problems), checked, [dict(device) for device in report.devices]
 
 
 def _measure(desk: Desk, node: Node) -> None:

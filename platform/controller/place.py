@@ -5,43 +5,48 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ...jobs.errors import LazytrainError, Unreachable
 from ...jobs.frozen import digest
 from ...jobs.lifecycle import JobState
-from ...schedulers.placement import (
-    Decisions,
-    Gpu,
-    NodeState,
-    Option,
-    Preempt,
-    Question,
-    RunningJob,
-    Start,
-    Wait,
-    WaitCode,
-    WaitingJob,
-)
+from ...schedulers.placement import Decisions, Preempt, Start, Wait, WaitCode
 from ..admission import Admission
 from ..artifacts import JobFiles
 from ..cluster.runs import Outcome, RunOrder
 from ..store import Job, Node
 from .admission import STAGE
-from .desk import ACTIVE, Desk
+from .desk import ACTIVE, MOVING, PREEMPTED, SPILLING, Desk
 from .endings import fail
 from .failures import Failure
+from .searched import search_for, take_in, wants_search
+from .question import Table, fingerprint, question
 
 log = logging.getLogger(__name__)
 _S = JobState
-_OPTION_FIELDS = {field.name for field in fields(Option)}
+_AGAIN_S = 30.0
+"""Placement that had nothing to do is asked again after this time, or as soon as anything is different."""
 
 
 def place(desk: Desk) -> None:
     """Start what can start now, preempt what has to make room, and tell everybody else why they wait."""
-    jobs = list(reversed(desk.store.jobs.list(states=[_S.QUEUED, *ACTIVE])))
+    table = _table(desk)
+    if not table.waiting and not table.running:
+        return
+    asked = question(desk, table)
+    seen = fingerprint(asked)
+    if seen == desk.notes.settled and desk.clock() - desk.notes.settled_at < _AGAIN_S:
+        return
+    decisions = desk.decide(asked)
+    _act(desk, decisions, table)
+    settled = not decisions.starts and not decisions.preempts
+    desk.notes.settled, desk.notes.settled_at = (seen if settled else None), desk.clock()
+
+
+def _table(desk: Desk) -> Table:
+    """Who waits for a place, and who has one; jobs that wait for others which are not at the table hear so."""
+    jobs = list(reversed(desk.store.jobs.list(states=[_S.QUEUED, _S.PAUSED, *ACTIVE])))
     queued = [job for job in jobs if job.state is _S.QUEUED]
     unmet = _unmet(desk, queued)
     plans = {
@@ -50,131 +55,35 @@ def place(desk: Desk) -> None:
     }
     ready = {job.id: job for job in queued if job.id in plans and job.id in unmet and job.not_before <= desk.clock()}
     nodes = {node.name: node for node in desk.store.nodes.list()}
-    running = {job.id: job for job in jobs if job.state in ACTIVE and job.node in nodes and job.gpu and job.id in plans}
+    running = {job.id: job for job in jobs if _has_a_place(job) and job.node in nodes and job.id in plans}
     held = {job.id: job for job in ready.values() if not unmet[job.id] <= {*ready, *running}}
     desk.for_each(held.values(), lambda job: _hold(desk, job, unmet[job.id]))
-    ready = {name: job for name, job in ready.items() if name not in held}
-    if not ready:
-        return
-    decisions = desk.decide(_question(desk, ready, running, plans, nodes, unmet))
-    _act(desk, decisions, ready, running, plans, nodes)
+    waiting = {name: job for name, job in ready.items() if name not in held}
+    return Table(waiting, running, plans, nodes, unmet)
 
 
-def _act(
-    desk: Desk,
-    decisions: Decisions,
-    ready: Mapping[str, Job],
-    running: Mapping[str, Job],
-    plans: Mapping[str, Admission],
-    nodes: Mapping[str, Node],
-) -> None:
+def _has_a_place(job: Job) -> bool:
+    """Whether it holds something of a node: a GPU, or only memory while it is paused."""
+    return bool(job.claim) if job.state is _S.PAUSED else job.state in ACTIVE and bool(job.gpu)
+
+
+def _act(desk: Desk, decisions: Decisions, table: Table) -> None:
     starts = {start.job: start for start in decisions.starts}
     waits = {wait.job: wait for wait in decisions.waits}
     preempts = {preempt.job: preempt for preempt in decisions.preempts}
-    desk.for_each((ready[name] for name in starts), lambda job: _start(desk, job, starts[job.id], plans[job.id], nodes))
+    ready, running = table.waiting, table.running
+    desk.for_each((ready[name] for name in starts), lambda job: _start(desk, job, starts[job.id], table))
     desk.for_each((running[name] for name in preempts), lambda job: _preempt(desk, job, preempts[job.id]))
     desk.for_each((ready[name] for name in waits if name in ready), lambda job: _wait(desk, job, waits[job.id]))
-
-
-# ---- the question
-
-
-def _question(
-    desk: Desk,
-    ready: Mapping[str, Job],
-    running: Mapping[str, Job],
-    plans: Mapping[str, Admission],
-    nodes: Mapping[str, Node],
-    unmet: Mapping[str, set[str]],
-) -> Question:
-    return Question(
-        now_s=desk.clock(),
-        waiting=tuple(_waiting(job, plans[job.id], nodes, unmet[job.id]) for job in ready.values()),
-        running=tuple(_running(desk, job, plans[job.id], nodes) for job in running.values()),
-        nodes=tuple(_node_state(node) for node in nodes.values() if node.alive or _holds(node, running)),
-        rules=desk.config.rules,
-    )
-
-
-def _holds(node: Node, running: Mapping[str, Job]) -> bool:
-    return any(job.node == node.name for job in running.values())
-
-
-def _waiting(job: Job, plan: Admission, nodes: Mapping[str, Node], unmet: set[str]) -> WaitingJob:
-    return WaitingJob(
-        id=job.id,
-        user=job.user,
-        priority=job.priority,
-        submitted_s=job.queued_at,
-        options=tuple(_option(way.option, _share_left(job, plan)) for way in plan.ways.values()),
-        after=tuple(sorted(unmet)),
-        nodes=tuple(name for name in nodes if name not in job.avoid) if job.avoid else (),
-        limits=plan.limits,
-    )
-
-
-def _option(stored: Mapping[str, Any], share: float) -> Option:
-    known = {name: value for name, value in stored.items() if name in _OPTION_FIELDS}
-    return Option(**{**known, "work_tokens": known["work_tokens"] * share})
-
-
-def _share_left(job: Job, plan: Admission) -> float:
-    done = job.outcome.get("step", 0) if job.attempt else 0
-    return max(0.0, 1.0 - done / plan.steps)
-
-
-def _running(desk: Desk, job: Job, plan: Admission, nodes: Mapping[str, Node]) -> RunningJob:
-    assert job.node is not None
-    way = plan.ways.get(nodes[job.node].kind) or next(iter(plan.ways.values()))
-    option = _option(way.option, 1.0)
-    look = desk.notes.looks.get(job.claim or "")
-    seconds_per_step = (look.step_s if look else 0.0) or option.seconds / plan.steps
-    left = plan.steps - (look.step if look else 0)
-    started_s = job.updated_at if job.state is _S.STARTING else (job.started_at or job.updated_at)
-    leaving = job.state in (_S.PAUSING, _S.STOPPING, _S.RECOVERING)
-    return RunningJob(
-        id=job.id,
-        user=job.user,
-        priority=job.priority,
-        node=job.node,
-        gpu=job.gpu,
-        option=option,
-        started_s=started_s,
-        waited_s=max(0.0, started_s - job.queued_at),
-        remaining_s=desk.config.stop_timeout_s if leaving else max(0.0, left * seconds_per_step),
-        preemptible=job.state is _S.RUNNING,
-        stopping=leaving,
-    )
-
-
-def _node_state(node: Node) -> NodeState:
-    profile = node.profile
-    return NodeState(
-        name=node.name,
-        kind=node.kind,
-        gpus=tuple(Gpu(id=str(index)) for index in range(int(node.gpus))),
-        host_bytes=int(profile.get("host_memory_bytes", 0)),
-        nvme_bytes=int(profile.get("nvme_bytes", 0)),
-        dram_bytes_s=float(profile.get("host_bytes_s", 0.0)),
-        pcie_bytes_s=min(float(profile.get("h2d_bytes_s", 0.0)), float(profile.get("d2h_bytes_s", 0.0))),
-        nvme_read_bytes_s=float(profile.get("nvme_read_bytes_s", 0.0)),
-        nvme_write_bytes_s=float(profile.get("nvme_write_bytes_s", 0.0)),
-        drained=node.drained,
-        excluded=_excluded(node),
-    )
-
-
-def _excluded(node: Node) -> str:
-    if not node.alive:
-        return "it is not there any more"
-    return "" if node.profile else "it is being measured"
 
 
 # ---- the answer
 
 
-def _start(desk: Desk, job: Job, start: Start, plan: Admission, nodes: Mapping[str, Node]) -> None:
-    node = nodes[start.node]
+def _start(desk: Desk, job: Job, start: Start, table: Table) -> None:
+    if take_in(desk, job):  # an attempt before has searched the batch, and nobody was there: it is planned for it first
+        return
+    node, plan = table.nodes[start.node], table.plans[job.id]
     claim = f"{job.id}-{secrets.token_hex(4)}"
     # The record first: a start that nobody knows of could happen twice.
     job = desk.move(
@@ -204,6 +113,7 @@ def _order(desk: Desk, job: Job, claim: str, plan: Admission, node: Node) -> Run
         gpu=job.gpu or "",
         cpus=max(1.0, node.cpus // max(1.0, node.gpus)),
         host_bytes=int(node.profile.get("host_memory_bytes", 0)),
+        search=search_for(job, node) if wants_search(desk, job) else {},
         tracking=_tracking(desk, job, spec, way.policy, node),
     )
 
@@ -227,7 +137,13 @@ def _tracking(desk: Desk, job: Job, spec: Mapping[str, Any], policy: Any, node: 
 
 
 def _preempt(desk: Desk, job: Job, preempt: Preempt) -> None:
-    job = desk.move(job, _S.PAUSING, "preempted", preempt.words)
+    """Tell a job to save its state and leave: for another one, for a better place, or out of the memory that it keeps
+    while it is paused."""
+    if job.state is _S.PAUSED:
+        job = desk.tell(job, SPILLING, preempt.words)
+    else:
+        reason = MOVING if preempt.for_job == job.id else PREEMPTED
+        job = desk.move(job, _S.PAUSING, reason, preempt.words)
     if job.claim is not None:
         desk.runner.stop(job.claim, JobFiles(job.run_dir).path)
 

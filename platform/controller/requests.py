@@ -10,7 +10,8 @@ from ...jobs.errors import LazytrainError, NotFound
 from ...jobs.lifecycle import JobState
 from ..artifacts import JobFiles
 from ..store import Action, Job, Request, Stale
-from .desk import Desk
+from .desk import SPILLING, Desk
+from .pausing import resume
 
 _S = JobState
 
@@ -39,27 +40,35 @@ def _do(desk: Desk, request: Request) -> str:
 
 def _stop(desk: Desk, job: Job, request: Request) -> str:
     words = f"{request.user} asked for it"
-    if job.state in (_S.QUEUED, _S.PAUSED):
+    if job.state is _S.QUEUED or (job.state is _S.PAUSED and job.claim is None):
         desk.move(job, _S.STOPPED, "stopped", f"stopped before it ran: {words}" if not job.attempt else "stopped")
-    elif job.state in (_S.STARTING, _S.RUNNING, _S.PAUSING, _S.RECOVERING):
+    elif job.state in (_S.STARTING, _S.RUNNING, _S.PAUSING, _S.PAUSED, _S.RECOVERING):
         job = desk.move(job, _S.STOPPING, "stopping", f"saves its state and leaves: {words}")
         _ask_to_leave(desk, job)
     return ""  # stopping what has ended, or is stopping, is done
 
 
 def _pause(desk: Desk, job: Job, request: Request) -> str:
-    if job.state is _S.RUNNING:
-        job = desk.move(job, _S.PAUSING, "paused", f"paused: {request.user} asked for it")
+    """In memory, or with ``checkpoint`` in a checkpoint, so that nothing of the job stays on the node."""
+    words = f"paused: {request.user} asked for it"
+    if job.state is _S.RUNNING and request.argument.get("checkpoint"):
+        job = desk.move(job, _S.PAUSING, SPILLING, words)
         _ask_to_leave(desk, job)
-        return ""
-    if job.state in (_S.PAUSING, _S.PAUSED):
-        return ""
-    return f"job {job.id} is {job.state.value}: only a running job can be paused"
+    elif job.state is _S.RUNNING:
+        job = desk.move(job, _S.PAUSING, "paused", words)
+        if job.claim is not None:
+            desk.runner.pause(job.claim, Path(job.run_dir))
+    elif job.state is _S.PAUSED and job.claim is not None and request.argument.get("checkpoint"):
+        job = desk.tell(job, SPILLING, f"{request.user} asked for it: its state goes into a checkpoint")
+        _ask_to_leave(desk, job)
+    elif job.state not in (_S.PAUSING, _S.PAUSED):
+        return f"job {job.id} is {job.state.value}: only a running job can be paused"
+    return ""
 
 
 def _resume(desk: Desk, job: Job, request: Request) -> str:
     if job.state is _S.PAUSED:
-        desk.move(job, _S.QUEUED, "planned", "waits to go on from where it was paused")
+        resume(desk, job)
         return ""
     if job.state in (_S.QUEUED, _S.STARTING, _S.RUNNING):
         return ""

@@ -9,7 +9,6 @@ import logging
 import os
 import platform
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,14 +16,20 @@ from pathlib import Path
 
 from ...jobs.errors import LazytrainError, Unreachable
 from ...jobs.tracking import create_database
-from ...schedulers.placement import decide
+from ...schedulers.placement import Rules, decide
 from ..admission import PlannerProcess
+from ..artifacts import secret_file
 from ..cluster.ray_runner import RayRunner
+from ..cluster.runs import NodeReport
+from ..inspection import versions
 from ..logs import quiet_libraries
 from ..settings import Settings
 from ..store import Store
+from .close_tracking import TrackingCloser
 from .controller import Controller
+from .lost_runs import LostRuns
 from .ports import Config
+from .rules import load_rules
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +58,18 @@ def _run(settings: Settings, where: str) -> int:
     runner = RayRunner(settings, address)
     told = _told_to_end()  # only now: Ray puts handlers of its own in place when it is connected
     planner = PlannerProcess(settings.log_dir / "planner.log")
+    mlflow_uri = _mlflow(settings)
+    token_file = settings.runs_dir / ".head"
     config = Config(
+        rules=_rules(settings),
+        search_batch=settings.batch_search,
+        head=_head(token_file),
+        token_file=token_file,
         start_timeout_s=settings.start_timeout_s,
         stop_timeout_s=settings.stop_timeout_s,
-        mlflow_uri=_mlflow(settings),
-        close_tracking=_close_tracking,
+        mlflow_uri=mlflow_uri,
+        tell_lost=LostRuns(),
+        close_tracking=TrackingCloser() if mlflow_uri else Config.close_tracking,
     )
     name = f"{platform.node()}-{os.getpid()}"
     controller = Controller(name, store, runner, planner, decide, config, time.time)
@@ -123,6 +135,16 @@ def ray_address(where: str) -> str:
         raise Unreachable(f"Ray has not written its address to {where} yet") from error
 
 
+def _head(token_file: Path) -> NodeReport:
+    """What nodes are compared with."""
+    return NodeReport(versions=versions(), token=secret_file(token_file))
+
+
+def _rules(settings: Settings) -> Rules:
+    default = Config().rules
+    return load_rules(settings.rules, default) if settings.rules is not None else default
+
+
 def _mlflow(settings: Settings) -> str:
     """The MLflow store, made before anybody writes to it; empty if it cannot be made."""
     try:
@@ -131,12 +153,6 @@ def _mlflow(settings: Settings) -> str:
         log.warning("without MLflow: %s", error)
         return ""
     return settings.tracking_uri
-
-
-def _close_tracking(run_dir: str, status: str) -> None:
-    """In a process of its own: MLflow takes seconds to import, and as long as it likes to answer."""
-    command = [sys.executable, "-m", "lazytrain.platform.controller.close_tracking", run_dir, status]
-    subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 if __name__ == "__main__":

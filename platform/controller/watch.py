@@ -7,16 +7,18 @@ from pathlib import Path
 from ...jobs.lifecycle import JobState
 from ..cluster.runs import Look, Outcome, Phase
 from ..store import Job
-from .desk import ACTIVE, Desk
+from .desk import ON_NODES, Desk
 from .endings import fail, lost, requeue, settle
 from .failures import Failure
+from .searched import take_in
+from .pausing import keep_paused, make_it_pause, make_it_resume, pauses_in_memory
 
 _S = JobState
 
 
 def watch(desk: Desk) -> None:
     """Look at every job that may live on a node."""
-    jobs = desk.store.jobs.list(states=ACTIVE)
+    jobs = [job for job in desk.store.jobs.list(states=ON_NODES) if job.state is not _S.PAUSED or job.claim]
     desk.notes.keep_only(job.claim for job in jobs if job.claim)
     desk.for_each(jobs, lambda job: _watch(desk, job))
     _end_strays(desk)
@@ -53,11 +55,21 @@ def _without_a_run(desk: Desk, job: Job) -> None:
 def _alive(desk: Desk, job: Job, claim: str, look: Look) -> None:
     if job.state is _S.RECOVERING:
         _kill(desk, claim)
+    elif job.state is _S.PAUSED:
+        keep_paused(desk, job, claim, look)
+    elif pauses_in_memory(desk, job, claim):
+        make_it_pause(desk, job, claim, look)
     elif job.state in (_S.STOPPING, _S.PAUSING):
         _make_it_leave(desk, job, claim)
+    elif look.phase is Phase.PAUSED:
+        make_it_resume(desk, job, claim)
     elif look.phase is Phase.RUNNING:
         if job.state is _S.STARTING:
+            desk.notes.again(claim, "start")
             job = desk.move(job, _S.RUNNING, "running", f"trains on {job.node}", started_at=desk.clock())
+        if look.step and claim not in desk.notes.searched:
+            desk.notes.searched.add(claim)
+            take_in(desk, job)
         _expect_beats(desk, job, claim, look)
     elif desk.notes.waited(claim, "start", desk.clock()) >= desk.config.start_timeout_s:
         _kill(desk, claim)
@@ -91,6 +103,6 @@ def _end_strays(desk: Desk) -> None:
     strays = desk.runner.runs()
     if strays:
         # Read after the list of runs: a run is recorded before it is started.
-        strays -= {job.claim for job in desk.store.jobs.list(states=ACTIVE) if job.claim}
+        strays -= {job.claim for job in desk.store.jobs.list(states=ON_NODES) if job.claim}
     for claim in strays:
         desk.runner.kill(claim)

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from ...jobs.errors import Conflict, NotFound
 from ...jobs.lifecycle import JobState, may_become
 from .database import Database
-from .records import Action, Event, Job, Lease, NewJob, Request
+from .records import Action, Change, Event, Job, Lease, NewJob, Request
 from .tables import EventRow, JobRow, LeaseRow, RequestRow, StageRow
 
 _HIDDEN = {"idempotency_key", "body_digest"}
@@ -145,6 +145,17 @@ class JobStore:
         with self._db.read() as session:
             return {row.job: row.output for row in session.scalars(query)}
 
+    def changes(self, since: float) -> Sequence[Change]:
+        """Every change of a state at or after ``since``, of all jobs, in the order in which they happened."""
+        query = (
+            select(EventRow.job, JobRow.user, EventRow.time, EventRow.state)
+            .join(JobRow, JobRow.id == EventRow.job)
+            .where(EventRow.kind == "state", EventRow.time >= since)
+            .order_by(EventRow.id)
+        )
+        with self._db.read() as session:
+            return [Change(job, user, time, JobState(state)) for job, user, time, state in session.execute(query)]
+
     # ---- the controller
 
     def requests(self) -> Sequence[Request]:
@@ -176,8 +187,6 @@ class JobStore:
         if not may_become(job.state, move.to):
             raise Conflict(f"job {job.id} is {job.state.value} and cannot become {move.to.value}")
         times: dict[str, Any] = {"ended_at": now} if move.to.final else {}
-        if move.to is JobState.QUEUED:
-            times["queued_at"] = now
         values = {"state": move.to.value, "reason": move.reason, "sentence": move.sentence, **times, **changes}
         return self._change(job, values, now, lease, ("state", move.to, move.reason, move.sentence))
 
@@ -248,6 +257,7 @@ def _row(new: NewJob, now: float) -> JobRow:
         sentence=new.sentence,
         priority=new.priority,
         after=list(new.after),
+        continues=new.continues,
         created_at=now,
         updated_at=now,
         queued_at=now,

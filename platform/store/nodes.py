@@ -36,7 +36,7 @@ class NodeStore:
             for name, node in alive.items():
                 row = rows.get(name)
                 if row is None:
-                    row = NodeRow(name=name, profile={}, drained=False, reason="", faults=0)
+                    row = NodeRow(name=name, profile={}, checked={}, devices=[], drained=False, reason="", faults=0)
                     session.add(row)
                 elif any(getattr(row, field) != getattr(node, field) for field in ("kind", "device", "cpus", "gpus")):
                     row.profile = {}
@@ -72,6 +72,12 @@ class NodeStore:
     def set_profile(self, name: str, profile: Mapping[str, Any]) -> None:
         """Keep what was measured."""
         self._update(name, profile=dict(profile))
+
+    def set_check(
+        self, name: str, problem: str, checked: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Keep what the node said of itself, and what is wrong with it."""
+        self._update(name, problem=problem, checked=dict(checked), devices=[dict(device) for device in devices])
 
     def drain(self, name: str, drained: bool, reason: str = "") -> None:
         """Give the node no new jobs, or take it back into service, which also clears its faults."""

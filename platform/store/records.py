@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -53,6 +53,8 @@ class NewJob:
     run_dir: str
     priority: int
     after: tuple[str, ...] = ()
+    continues: str | None = None
+    """Job from whose last checkpoint it goes on."""
     idempotency_key: str | None = None
     body_digest: str = ""
     sentence: str = ""
@@ -72,10 +74,11 @@ class Job:
     sentence: str
     priority: int
     after: tuple[str, ...]
+    continues: str | None
     created_at: float
     updated_at: float
     queued_at: float
-    """When it was last put into the queue."""
+    """Since when its turn counts: its submission, or the end of a pause that somebody asked for."""
     started_at: float | None
     """When its last attempt began to train."""
     ended_at: float | None
@@ -90,6 +93,8 @@ class Job:
     node: str | None
     """Where it runs or ran last."""
     gpu: str | None
+    last_gpu: str | None
+    """The GPU that a job had before it was paused in memory: it can only go on there."""
     infra_failures: int
     user_failures: int
     replans: int
@@ -127,6 +132,16 @@ class Event:
     data: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Change:
+    """A job came into a state."""
+
+    job: str
+    user: str
+    time: float
+    state: JobState
+
+
 @dataclass(frozen=True, kw_only=True)
 class Node:
     """A machine of the cluster, as it was last seen."""
@@ -146,6 +161,12 @@ class Node:
     seen_at: float = 0.0
     profile: Mapping[str, Any] = field(default_factory=dict)
     """Its measured profile; empty until it was measured."""
+    problem: str = ""
+    """What the check of the node has found wrong: it takes no job as long as that is so."""
+    checked: Mapping[str, Any] = field(default_factory=dict)
+    """What it said of itself: versions, whether it sees the shared folder; empty until it was checked."""
+    devices: Sequence[Mapping[str, Any]] = ()
+    """Its GPUs: ``id``, ``pcie_root``, and in ``busy`` what uses it from outside."""
 
 
 @dataclass(frozen=True)

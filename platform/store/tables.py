@@ -21,7 +21,13 @@ class Table(DeclarativeBase):
     """Base of all tables; constraints have names, so that migrations can change them."""
 
     metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map = {str: Text, float: Float(53), dict[str, Any]: JSON, list[str]: JSON}  # noqa: RUF012
+    type_annotation_map = {  # noqa: RUF012
+        str: Text,
+        float: Float(53),
+        dict[str, Any]: JSON,
+        list[str]: JSON,
+        list[dict[str, Any]]: JSON,
+    }
 
 
 class UserRow(Table):
@@ -65,6 +71,7 @@ class JobRow(Table):
     sentence: Mapped[str]
     priority: Mapped[int]
     after: Mapped[list[str]]
+    continues: Mapped[str | None] = mapped_column(String(40))
     created_at: Mapped[float]
     updated_at: Mapped[float]
     queued_at: Mapped[float]
@@ -76,6 +83,7 @@ class JobRow(Table):
     claim: Mapped[str | None] = mapped_column(String(40))
     node: Mapped[str | None] = mapped_column(String(100))
     gpu: Mapped[str | None] = mapped_column(String(100))
+    last_gpu: Mapped[str | None] = mapped_column(String(100))
     infra_failures: Mapped[int] = mapped_column(default=0)
     user_failures: Mapped[int] = mapped_column(default=0)
     replans: Mapped[int] = mapped_column(default=0)
@@ -107,7 +115,7 @@ class EventRow(Table):
     """Something that happened to a job; only ever added."""
 
     __tablename__ = "events"
-    __table_args__ = (Index(None, "job", "id"),)
+    __table_args__ = (Index(None, "job", "id"), Index(None, "time"))
 
     id: Mapped[int] = mapped_column(_Serial, primary_key=True)
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
@@ -147,6 +155,9 @@ class NodeRow(Table):
     faults: Mapped[int] = mapped_column(default=0)
     seen_at: Mapped[float]
     profile: Mapped[dict[str, Any]]
+    problem: Mapped[str] = mapped_column(default="")
+    checked: Mapped[dict[str, Any]]
+    devices: Mapped[list[dict[str, Any]]]
 
 
 class AuditRow(Table):

@@ -23,7 +23,7 @@ from lazytrain.jobs.errors import LazytrainError
 from lazytrain.jobs.lifecycle import JobState
 from lazytrain.platform.admission import Admission, AdmissionOrder, Way
 from lazytrain.platform.artifacts import JobFiles, write_json
-from lazytrain.platform.cluster.runs import Look, Machine, Outcome, Phase, RunOrder
+from lazytrain.platform.cluster.runs import Look, Machine, NodeReport, Outcome, Phase, RunOrder
 from lazytrain.platform.controller import Config, Controller
 from lazytrain.platform.store import NewJob, Role, Store
 from lazytrain.schedulers.hardware import hardware
@@ -46,6 +46,9 @@ class StandIn:
             Machine(name=f"n{i}", address="", kind="H800", device="cuda", cpus=64, gpus=self.gpus)
             for i in range(self.nodes)
         ]
+
+    def inspect(self, machine: str, token_file: Path) -> NodeReport:
+        return NodeReport(versions={})
 
     def measure(self, machine: str) -> Mapping[str, Any]:
         return hardware("H800").model_dump(mode="json")
@@ -70,6 +73,12 @@ class StandIn:
 
     def stop(self, claim: str, run_dir: Path) -> None:
         self.looks[claim] = LOOKS
+
+    def pause(self, claim: str, run_dir: Path) -> None:
+        """Nobody pauses."""
+
+    def resume(self, claim: str, run_dir: Path) -> None:
+        """Nobody pauses."""
 
     def kill(self, claim: str) -> None:
         self.looks[claim] = LOOKS

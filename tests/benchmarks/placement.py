@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import platform
 import random
@@ -23,8 +24,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -92,9 +94,17 @@ def cluster() -> tuple[NodeState, ...]:
     return (*boxes, *servers)
 
 
-@cache
+_OPTIONS: dict[str, tuple[Option, ...]] = {}
+
+
 def options_of(model: str, *, quick: bool) -> tuple[Option, ...]:
     """What the planner predicts for a model, one option per kind of node that can hold it; no tokens to train yet."""
+    if model not in _OPTIONS:
+        _OPTIONS[model] = _planned_options(model, quick=quick)
+    return _OPTIONS[model]
+
+
+def _planned_options(model: str, *, quick: bool) -> tuple[Option, ...]:
     machines = {"H800": hardware("H800"), "RTX3090": hardware("RTX3090", host_memory=384 * GIB)}
 
     def plan_on(profile: HardwareProfile) -> Planned:
@@ -208,7 +218,15 @@ def run(*, quick: bool) -> dict[str, Any]:
     rules = Rules(moving=True)
     began = time.perf_counter()
     loads = LOADS[:1] if quick else LOADS
-    traces = [compare(name, jobs=jobs, load=load, quick=quick, rules=rules) for load in loads for name in SIZES]
+    with _processes() as pool:
+        _OPTIONS.update(zip(BATCHES, pool.map(partial(_planned_options, quick=quick), BATCHES), strict=True))
+    with _processes() as pool:  # forked now, so that every process knows the options
+        asked = [
+            pool.submit(compare, name, jobs=jobs, load=load, quick=quick, rules=rules)
+            for load in loads
+            for name in SIZES
+        ]
+        traces = [answer.result() for answer in asked]
     decision = one_decision(quick=quick)
     return {
         "jobs": jobs,
@@ -232,6 +250,10 @@ def run(*, quick: bool) -> dict[str, Any]:
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), "ortools": version("ortools")},
     }
+
+
+def _processes() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("fork"))
 
 
 def _ratios(traces: Sequence[Mapping[str, Any]], load: float, *others: str) -> list[float]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from lazytrain.jobs.spec import load_spec
 from lazytrain.platform.artifacts import JobFiles, read_json
@@ -38,6 +39,12 @@ def wait_for(what: Callable[[], bool], seconds: float = 120.0) -> None:
     while not what():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.1)
+
+
+def mlflow_statuses(uri: str) -> dict[str, str]:
+    client = MlflowClient(uri)
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    return {run.data.tags["lazytrain.job_id"]: run.info.status for run in runs}
 
 
 @pytest.fixture
@@ -86,6 +93,8 @@ def test_two_good_jobs_one_impossible_one_bad_and_a_controller_killed(
     shown = run("show", good[0], environment=environment)
     assert shown["sentence"].startswith("done after 25 steps")
     assert run("ps", environment=environment) == {"jobs": []}
+    expected = dict.fromkeys(good, "FINISHED") | dict.fromkeys((impossible, bad), "FAILED")
+    wait_for(lambda: mlflow_statuses(up["mlflow"]) == expected)
 
     services = [place.process(name) for name in ("ray", "controller", "api", "supervisor")]
     assert None not in services

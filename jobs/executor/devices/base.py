@@ -258,6 +258,10 @@ class Device(ABC):
         """Keep ``tensor`` from being freed before compute, or the host, waits for the copy that ``stream`` is given
         next."""
 
+    def give_back(self) -> None:
+        """Return to the system what was freed and is kept for later, once all copies have ended."""
+        return  # plain memory is not kept
+
     @property
     @abstractmethod
     def peak_bytes(self) -> int:

@@ -266,6 +266,11 @@ class CudaDevice(Device):
         if stream == "d2h":  # a target of h2d is not freed before compute has waited for its copy
             self._copies[stream].lent.hold(tensor)
 
+    def give_back(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+        with torch.cuda.device(self.torch_device):
+            torch.cuda.empty_cache()
+
     @property
     def peak_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self.torch_device)

@@ -35,8 +35,8 @@ def planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planner
     made.close()
 
 
-def order(job: str) -> AdmissionOrder:
-    return AdmissionOrder(job=job, spec={}, profiles={}, cache="")
+def order(job: str, priority: int = 50) -> AdmissionOrder:
+    return AdmissionOrder(job=job, spec={}, profiles={}, cache="", priority=priority)
 
 
 def gather(planner: PlannerProcess, count: int) -> dict[str, Any]:
@@ -63,6 +63,16 @@ def test_answers_and_errors(planner: PlannerProcess) -> None:
     assert planner.results() == {}
     planner.submit(order("good"))  # once answered, it may be asked again
     assert set(gather(planner, 1)) == {"good"}
+
+
+def test_an_urgent_job_does_not_wait_for_all_that_came_before_it(planner: PlannerProcess) -> None:
+    for job in ("a", "b", "c", "d", "e"):
+        planner.submit(order(job))
+    planner.submit(order("urgent", 90))
+    planner.submit(order("e", 80))  # its priority was raised meanwhile
+    answered: list[str] = []
+    wait_for(lambda: len(answered.extend(planner.results()) or answered) == 6)  # type: ignore[func-returns-value]
+    assert answered == ["a", "b", "urgent", "e", "c", "d"]
 
 
 def test_an_order_that_kills_the_process_is_given_up_and_the_others_are_planned(planner: PlannerProcess) -> None:

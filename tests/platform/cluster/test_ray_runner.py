@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,11 +15,13 @@ import ray
 
 from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
-from lazytrain.platform.artifacts import JobFiles
+from lazytrain.platform.artifacts import JobFiles, read_json
 from lazytrain.platform.cluster.ray_runner import RayRunner
-from lazytrain.platform.cluster.runs import HOST_LOST, Look, Phase, RunOrder
+from lazytrain.platform.cluster.runs import HOST_LOST, Look, NodeReport, Phase, RunOrder
+from lazytrain.platform.inspection import versions
 from lazytrain.platform.planning import facts_of, find_model
 from lazytrain.platform.settings import Settings
+from lazytrain.schedulers.hardware import hardware
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -103,10 +106,95 @@ def test_it_goes_on_without_its_starter_and_stops_when_asked(
     wait_for(lambda: ray.available_resources().get("GPU") == 2)
 
 
+def of_run(order: RunOrder) -> list[psutil.Process]:
+    """Keeper and training process."""
+    every = psutil.process_iter(["cmdline"])
+    return [p for p in every if str(order.run_dir) in " ".join(p.info["cmdline"] or [])]
+
+
+def free_gpus() -> float:
+    return float(ray.available_resources().get("GPU", 0))
+
+
+def test_while_it_is_paused_its_gpu_is_somebody_elses(runner: RayRunner, order: RunOrder) -> None:
+    runner.start(order)
+    wait_for(lambda: look(runner, order).step > 0)
+    assert free_gpus() == 1
+    (process,) = [p for p in of_run(order) if "keeper.py" not in " ".join(p.info["cmdline"])]
+    runner.pause(order.claim, order.run_dir)
+    began = time.monotonic()
+    wait_for(lambda: look(runner, order).phase is Phase.PAUSED)
+    wait_for(lambda: free_gpus() == 2)
+    at = look(runner, order).step
+    assert process.is_running()
+    assert runner.runs() == {order.claim}
+    assert time.monotonic() - began < 30
+    runner.resume(order.claim, order.run_dir)
+    runner.resume(order.claim, order.run_dir)
+    wait_for(lambda: look(runner, order).phase is Phase.RUNNING and look(runner, order).step > at)
+    wait_for(lambda: free_gpus() == 1)
+    assert process.is_running()
+    runner.stop(order.claim, order.run_dir)
+    wait_for(lambda: look(runner, order).phase is Phase.ENDED)
+    wait_for(lambda: free_gpus() == 2)
+
+
+def test_whoever_loses_its_hold_on_the_gpu_does_not_train_on(runner: RayRunner, order: RunOrder) -> None:
+    runner.start(order)
+    wait_for(lambda: look(runner, order).step > 0)
+    host = ray.get_actor(f"run-{order.claim}")
+    os.kill(ray.get(host.hold_pid.remote()), signal.SIGKILL)
+    wait_for(lambda: look(runner, order).phase is Phase.ENDED)
+    outcome = look(runner, order).outcome
+    assert outcome is not None
+    assert outcome.code == HOST_LOST
+    wait_for(lambda: free_gpus() == 2)
+
+
+def test_a_node_says_what_it_is(runner: RayRunner, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t")
+    name = runner.machines()[0].name
+    found: list[NodeReport] = []
+
+    def answered() -> bool:
+        report = runner.inspect(name, token)
+        found.extend([report] if report is not None else [])
+        return bool(found)
+
+    wait_for(answered)
+    assert found[0].token == "t"
+    assert found[0].versions == versions()
+
+
+def test_the_batch_is_searched_on_the_node_and_then_trained_with(runner: RayRunner, order: RunOrder) -> None:
+    profile = hardware("RTX3090").model_copy(update={"device": "emulated", "gpu_memory_bytes": 1 << 28})
+    train = {**order.spec["train"], "batch": "auto"}
+    search = {"profile": profile.model_dump(mode="json"), "kind": "RTX3090", "memory_share": 1.0}
+    asked = replace(order, spec={**order.spec, "train": train}, search=search)
+    runner.start(asked)
+    files = JobFiles(asked.run_dir)
+    wait_for(files.batch.exists, 200)
+    found = read_json(files.batch)
+    assert found is not None
+    fits = [trial for trial in found["trials"] if trial["fits"]]
+    assert 1 <= len(found["trials"]) <= 4
+    assert found["batch"] in [trial["batch"] for trial in fits]
+    assert all(trial["steps"] > 0 for trial in fits)
+    assert len({trial["pid"] for trial in fits}) == len(fits)
+    wait_for(lambda: look(runner, asked).step > 0)
+    assert free_gpus() == 1
+    trained = read_json(files.attempt(1).order)
+    assert trained is not None
+    assert (trained["spec"]["train"]["batch"], trained["policy"]) == (found["batch"], found["way"]["policy"])
+    runner.kill(asked.claim)
+    wait_for(lambda: look(runner, asked).phase is Phase.ENDED)
+
+
 def test_when_its_actor_is_killed_it_leaves_word_and_nothing_else(runner: RayRunner, order: RunOrder) -> None:
     runner.start(order)
     wait_for(lambda: look(runner, order).step > 0)
-    processes = [p for p in psutil.process_iter(["cmdline"]) if str(order.run_dir) in " ".join(p.info["cmdline"] or [])]
+    processes = of_run(order)
     assert len(processes) == 2
     os.kill(ray.get(ray.get_actor(f"run-{order.claim}").pid.remote()), signal.SIGKILL)
     wait_for(lambda: look(runner, order).phase is Phase.ENDED)

@@ -15,11 +15,14 @@ from lazytrain.jobs.errors import LazytrainError, Unreachable
 from lazytrain.jobs.lifecycle import JobState
 from lazytrain.platform.admission import Admission, AdmissionOrder, Way
 from lazytrain.platform.artifacts import JobFiles, write_json
-from lazytrain.platform.cluster.runs import Look, Machine, Outcome, Phase, RunOrder
-from lazytrain.platform.controller import Config, Controller
+from lazytrain.platform.cluster.runs import Look, Machine, NodeReport, Outcome, Phase, RunOrder
+from lazytrain.platform.controller import Config, Controller, Decide
 from lazytrain.platform.store import Action, Job, NewJob, Role, Store
 from lazytrain.schedulers.hardware import hardware
 from lazytrain.schedulers.placement import Decisions, Preempt, Question, SolverReport, Start, Wait, WaitCode
+
+
+_ALIVE = (Phase.STARTING, Phase.RUNNING, Phase.PAUSED)
 
 
 @dataclass
@@ -33,6 +36,8 @@ class Run:
     outcome: Outcome | None = None
     asked_to_stop: int = 0
     ignores_stop: bool = False
+    ignores_pause: bool = False
+    asked_to_resume: int = 0
 
 
 @dataclass
@@ -43,6 +48,7 @@ class FakeRunner:
     all: dict[str, Run] = field(default_factory=dict)
     started: list[RunOrder] = field(default_factory=list)
     profiles: dict[str, Mapping[str, Any] | LazytrainError | None] = field(default_factory=dict)
+    reports: dict[str, NodeReport | None] = field(default_factory=dict)
     refuses: LazytrainError | None = None
     down: bool = False
     interrupt_start: bool = False
@@ -50,6 +56,9 @@ class FakeRunner:
     def machines(self) -> list[Machine]:
         self._reach()
         return list(self.there.values())
+
+    def inspect(self, machine: str, token_file: Path) -> NodeReport | None:
+        return self.reports.get(machine, NodeReport(versions={}))
 
     def measure(self, machine: str) -> Mapping[str, Any] | None:
         found = self.profiles.get(machine, hardware("H800").model_dump(mode="json"))
@@ -69,7 +78,7 @@ class FakeRunner:
 
     def runs(self) -> set[str]:
         self._reach()
-        return {claim for claim, run in self.all.items() if run.phase in (Phase.STARTING, Phase.RUNNING)}
+        return {claim for claim, run in self.all.items() if run.phase in _ALIVE}
 
     def look(self, claim: str, run_dir: Path, attempt: int) -> Look:
         run = self.all.get(claim)
@@ -85,9 +94,20 @@ class FakeRunner:
         if not run.ignores_stop:
             run.phase, run.outcome = Phase.ENDED, Outcome(how="stopped", step=run.step)
 
+    def pause(self, claim: str, run_dir: Path) -> None:
+        run = self.all[claim]
+        if run.phase is Phase.RUNNING and not run.ignores_pause:
+            run.phase = Phase.PAUSED
+
+    def resume(self, claim: str, run_dir: Path) -> None:
+        run = self.all[claim]
+        run.asked_to_resume += 1
+        if run.phase is Phase.PAUSED and not run.ignores_pause:
+            run.phase = Phase.RUNNING
+
     def kill(self, claim: str) -> None:
         run = self.all.get(claim)
-        if run is not None and run.phase in (Phase.STARTING, Phase.RUNNING):
+        if run is not None and run.phase in _ALIVE:
             run.phase, run.outcome = Phase.ENDED, Outcome(how="died", signal=9, step=run.step)
 
     def close(self) -> None:
@@ -106,13 +126,25 @@ class FakePlanner:
     asked: list[AdmissionOrder] = field(default_factory=list)
     ready: dict[str, Admission | LazytrainError] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
+    memory_bytes: int = 1 << 30
+    """What each job needs of its node."""
+    tokens: float = 1e4
+    """What each job has to train."""
+    speeds: dict[str, float] = field(default_factory=dict)
+    """Tokens per second by kind of node, 100 where it is not given."""
 
     def submit(self, order: AdmissionOrder) -> None:
         if order.job in self.ready:
             return
         self.asked.append(order)
         if order.spec["name"] not in self.silent:
-            self.ready[order.job] = self.answers.get(order.spec["name"]) or admission(*order.profiles)
+            self.ready[order.job] = self.answers.get(order.spec["name"]) or self._planned(order)
+
+    def _planned(self, order: AdmissionOrder) -> Admission:
+        found = admission(*order.profiles, host_bytes=self.memory_bytes)
+        for kind, way in found.ways.items():
+            way.option.update(tokens_per_s=self.speeds.get(kind, 100.0), work_tokens=self.tokens)
+        return found
 
     def results(self) -> dict[str, Admission | LazytrainError]:
         found, self.ready = self.ready, {}
@@ -122,14 +154,14 @@ class FakePlanner:
         pass
 
 
-def admission(*kinds: str, batch: int = 8) -> Admission:
+def admission(*kinds: str, batch: int = 8, host_bytes: int = 1 << 30) -> Admission:
     """A plan that fits on these kinds of nodes."""
     return Admission(
         batch=batch,
         steps=100,
         ways={
             kind: Way(
-                option={"kind": kind, "tokens_per_s": 100.0, "work_tokens": 1e4, "host_bytes": 1 << 30},
+                option={"kind": kind, "tokens_per_s": 100.0, "work_tokens": 1e4, "host_bytes": host_bytes},
                 policy={"kind": kind},
                 device={"kind": "cuda"},
             )
@@ -185,6 +217,8 @@ class World:
     controllers: int = 0
     controller: Controller = None  # type: ignore[assignment]
     config: Config = field(default_factory=Config)
+    decide: Decide = first_come
+    questions: list[Question] = field(default_factory=list)
 
     def new_controller(self) -> Controller:
         """What starts after the one before was killed: nothing that one knew is left but the store."""
@@ -193,21 +227,26 @@ class World:
         self.planner.ready = {}
         name = f"controller-{self.controllers}"
         self.controller = Controller(
-            name, self.store, self.runner, self.planner, first_come, self.config, lambda: self.now
+            name, self.store, self.runner, self.planner, self._decide, self.config, lambda: self.now
         )
         return self.controller
+
+    def _decide(self, question: Question) -> Decisions:
+        self.questions.append(question)
+        return self.decide(question)
 
     def add_machine(self, name: str, kind: str = "H800", gpus: int = 1) -> None:
         self.runner.there[name] = Machine(name=name, address="10.0.0.1", kind=kind, device="cuda", cpus=8, gpus=gpus)
 
-    def submit(self, name: str = "tiny", *, priority: int = 50, **sections: Any) -> Job:
+    def submit(self, name: str = "tiny", *, priority: int = 50, user: str = "ada", **sections: Any) -> Job:
         self.now += 1e-3
         job_id = f"j-{uuid.uuid4().hex[:10]}"
         after = sections.pop("after", ())
+        continues = sections.pop("continues", None)
         spec = {"name": name, "train": {"batch": "auto"}, "output": {"dir": "x"}, "queue": {"retries": 2}, **sections}
         run_dir = str(self.folder / job_id)
         job, _ = self.store.jobs.create(
-            NewJob(id=job_id, user="ada", name=name, spec=spec, run_dir=run_dir, priority=priority, after=after),
+            NewJob(id=job_id, user=user, name=name, spec=spec, run_dir=run_dir, priority=priority, after=after, continues=continues),
             self.now,
         )
         return job
@@ -258,7 +297,8 @@ class World:
 def world(tmp_path: Path, empty_database: Path) -> Iterator[World]:
     shutil.copy(empty_database, tmp_path / "store.db")
     store = Store(f"sqlite:///{tmp_path / 'store.db'}")
-    store.people.add("ada", Role.SUBMITTER, 0.0)
+    for user in ("ada", "ben"):
+        store.people.add(user, Role.SUBMITTER, 0.0)
     world = World(store, FakeRunner(), FakePlanner(), tmp_path / "runs")
     world.new_controller()
     world.add_machine("a")

@@ -27,6 +27,7 @@ World = Any
         ({"how": "died", "signal": 15}, Failure.KILLED),
         ({"how": "died", "signal": 11}, Failure.UNKNOWN),
         ({"how": "died", "code": HOST_LOST, "signal": 9}, Failure.NODE_LOST),
+        ({"code": "gpu_busy", "message": "the GPU has 3GiB free"}, Failure.GPU_BUSY),
         ({"message": "unexpected KeyError: 'x'", "exit_code": 1}, Failure.UNKNOWN),
     ],
 )
@@ -36,8 +37,9 @@ def test_the_class_of_a_failure(outcome: dict[str, Any], failure: Failure) -> No
 
 def test_the_verdicts() -> None:
     fresh, tired = Tally(0, 0, 0, 2), Tally(2, 2, 1, 2)
-    assert [judge(f, fresh).again for f in Failure] == [True, True, False, True, True, True]
-    assert [judge(f, tired).again for f in Failure] == [False] * 6
+    refused, again = {Failure.USER_ERROR}, {Failure.GPU_BUSY}
+    assert {f for f in Failure if not judge(f, fresh).again} == refused
+    assert {f for f in Failure if judge(f, tired).again} == again
     assert judge(Failure.UNKNOWN, Tally(0, 3, 0, 9)).pause_s == 80
     assert judge(Failure.UNKNOWN, Tally(0, 30, 0, 99)).pause_s == 600
 

@@ -85,11 +85,12 @@ def test_pause_and_resume_go_on_from_the_checkpoint(world: World) -> None:
     job = world.submit()
     run = world.running(job)
     run.step = 40
-    world.ask(job, "pause")
+    world.ask(job, "pause", checkpoint=True)
     world.steps(2)
     assert world.state(job) is S.PAUSED
     world.steps(3)
     assert world.state(job) is S.PAUSED
+    assert world.job(job).claim is None
     world.ask(job, "resume")
     world.steps(2)
     assert world.state(job) is S.STARTING

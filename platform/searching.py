@@ -1,0 +1,114 @@
+"""The search of a job's batch, on its node and on the GPU that it holds, before it trains.
+
+    python -m lazytrain.platform.searching ATTEMPT_DIRECTORY/order.json RAY_ADDRESS NODE_ID
+
+What it finds is in RUN_DIR/batch.json, and is not searched again: what is learned depends on it.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..jobs.data import prepare
+from ..jobs.errors import LazytrainError
+from ..jobs.spec import JobSpec
+from ..schedulers.best_batch import Tried
+from ..schedulers.hardware import HardwareProfile
+from .admission import AdmissionOrder
+from .admission.plan_job import JobPlans
+from .artifacts import AttemptFiles, JobFiles, read_json, write_json
+from .cluster.local import Connection
+from .cluster.run_process import Pulse, asked_to_stop, device_of, end_of
+from .cluster.runs import RunOrder
+from .logs import quiet_libraries
+from .planning import load_tokenizer
+from .settings import Settings
+from .trial import Order, run_probe
+from .tuning import Search, SearchOrder, Trial, search_batch
+
+MOST_PROBES = 4
+
+
+class _Stop(LazytrainError):
+    """The run was asked to stop meanwhile."""
+
+
+def main(order_file: Path, address: str, node: str) -> int:
+    """Search and leave the answer; the exit code is that of the command line (`jobs.errors`)."""
+    quiet_libraries()
+    files = AttemptFiles(order_file.parent)
+    order = RunOrder.from_dict(read_json(order_file) or {})
+    pulse = Pulse(files)
+    outcome, code = end_of(lambda: _search(order, address, node))
+    pulse.stop()
+    if outcome.how != "done":
+        update = {"node": order.node, "exit_code": code}
+        write_json(files.outcome, outcome.model_copy(update=update).model_dump(mode="json"))
+    return code
+
+
+def _search(order: RunOrder, address: str, node: str) -> dict[str, Any]:
+    stop = asked_to_stop(order.run_dir / "stop")
+    job, profile = open_job(order)
+    rows = job.data.train
+    longest = rows.take(sorted(range(len(rows)), key=lambda i: -len(rows.input_ids[i]))[: job.largest()])
+
+    def heard(trial: Trial) -> None:
+        words = f"fits, {trial.report.tokens_per_s:,.0f} tokens/s" if trial.report.fits else trial.report.reason
+        print(f"batch {trial.batch}: {words}", flush=True)
+        if stop():
+            raise _Stop("asked to stop")
+
+    visible = {"CUDA_VISIBLE_DEVICES": order.gpu} if order.device["kind"] == "cuda" else None
+    connection = Connection(Settings.read(), address, visible)
+    try:
+        search = search_batch(
+            SearchOrder(
+                job_id=f"{order.claim}",
+                plan_batch=partial(job.plan_at, profile),
+                run=partial(run_probe, Order(spec=job.spec, device=device_of(order.device), rows=longest)),
+                low=1,
+                high=job.largest(),
+                most_probes=MOST_PROBES,
+                node=node,
+                directory=(order.run_dir / "tune").absolute(),
+            ),
+            heard,
+        )
+    except _Stop:
+        return {"status": "stopped"}
+    finally:
+        connection.close()
+    write_json(JobFiles(order.run_dir).batch, answer(job, profile, order.search["kind"], search))
+    return {"status": "done"}
+
+
+def open_job(order: RunOrder) -> tuple[JobPlans, HardwareProfile]:
+    """The job with its rows, and the machine that it is planned for."""
+    spec = JobSpec.model_validate(order.spec)
+    cache = str(order.run_dir / "rows")
+    asked = AdmissionOrder(
+        job=order.job, spec=order.spec, profiles={}, cache=cache, memory_share=order.search["memory_share"]
+    )
+    profile = HardwareProfile.model_validate(order.search["profile"])
+    return JobPlans(spec, asked, prepare(spec.data, load_tokenizer(spec), cache=cache)), profile
+
+
+def answer(job: JobPlans, profile: HardwareProfile, kind: str, search: Search) -> dict[str, Any]:
+    """What is frozen: rows of a step, steps, the plan for them on this kind of node, and every trial."""
+    best = search.best
+    way = job.way(kind, profile, Tried(best.batch, 1, best.plan), best.batch)
+    return {
+        "batch": best.batch,
+        "steps": job.steps(best.batch),
+        "kind": kind,
+        "way": way.model_dump(mode="json"),
+        "trials": [trial.to_dict() for trial in search.trials],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))

@@ -1,0 +1,21 @@
+"""What nodes say of themselves when they are checked; the GPU of a paused job; what a job continues; events by time."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision: str | None = "0001"
+
+
+def upgrade() -> None:
+    """Add the columns; nodes that are there already are checked again."""
+    with op.batch_alter_table("nodes") as table:
+        table.add_column(sa.Column("problem", sa.Text(), nullable=False, server_default=""))
+        table.add_column(sa.Column("checked", sa.JSON(), nullable=False, server_default="{}"))
+        table.add_column(sa.Column("devices", sa.JSON(), nullable=False, server_default="[]"))
+    with op.batch_alter_table("jobs") as table:
+        table.add_column(sa.Column("last_gpu", sa.String(length=100), nullable=True))
+        table.add_column(sa.Column("continues", sa.String(length=40), nullable=True))
+    op.create_index(op.f("ix_events_time"), "events", ["time"], unique=False)

@@ -1,0 +1,257 @@
+"""Do two jobs on one node reach what their joint plan promises?
+
+    python tests/benchmarks/neighbours.py [--quick] [--json]
+
+Two processes train a Llama each, on emulated GPUs under one PCIe root: both take their turns on one emulated link in
+each direction, a chunk at a time, as two DMA engines do. Where the two ask for more than the link gives, both slow
+down. `lazytrain.schedulers.options.plan_together` plans the pair and says how fast each will be; ``reached`` is
+measured over promised tokens per second. ``worst`` is the lowest of all: the promise is kept from 0.9 on.
+
+Each job has one core of its own, which also does what a real node's CPU does beside the GPU. Compute is calibrated
+while both train, each with a link of its own, because two cores slow each other down and two GPUs do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from simulator import Case as Prepared
+from simulator import base_profile, calibrated, make_model, step
+from transformers import LlamaConfig
+
+from lazytrain.jobs.executor import Emulated, stream
+from lazytrain.jobs.executor.devices.base import ThreadStream
+from lazytrain.jobs.introspect import model_facts
+from lazytrain.jobs.optim import HybridAdamW
+from lazytrain.jobs.policy import lower
+from lazytrain.schedulers.baselines import keep_all, megatrain
+from lazytrain.schedulers.hardware import HardwareProfile
+from lazytrain.schedulers.options import Planned, plan_together
+from lazytrain.schedulers.placement import Gpu, NodeState
+from lazytrain.schedulers.planner import plan
+
+CHUNK_BYTES = 64 << 10
+WARM_UP_S = 2.0
+LINKS = ("h2d_bytes_s", "d2h_bytes_s")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A Llama, and the time that its layers' weights take on the link, in forwards of a layer."""
+
+    width: int
+    layers: int
+    rows: int
+    length: int
+    budget: float
+    """Device memory, from what the MegaTrain rule needs (0) to what keeping everything needs (1)."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two jobs, and how full the link is: seconds of a layer's weights over those of its forward, for the first."""
+
+    name: str
+    jobs: tuple[Job, Job]
+    load_over_forward: float
+
+
+PAIRS = (
+    Pair("room for both", (Job(256, 6, 4, 128, 0.5), Job(256, 6, 4, 128, 0.5)), 0.4),
+    Pair("alike, link full", (Job(256, 6, 4, 128, 0.5), Job(256, 6, 4, 128, 0.5)), 1.6),
+    Pair("large beside small", (Job(384, 6, 4, 96, 0.3), Job(192, 8, 4, 96, 0.3)), 1.2),
+    Pair("hungry beside modest", (Job(256, 8, 2, 96, 0.2), Job(256, 6, 8, 128, 0.6)), 1.4),
+)
+
+
+class SharedLink:
+    """A link that several processes use: whoever is next has it for one chunk."""
+
+    def __init__(self, context: Any, bytes_per_s: float) -> None:
+        self._free_at = context.Value("d", 0.0)
+        self._bytes_per_s = bytes_per_s
+
+    def take(self, nbytes: int) -> None:
+        """Returns when as many bytes have passed."""
+        ends = time.perf_counter()  # the same clock in all processes
+        while nbytes > 0:
+            chunk = min(nbytes, CHUNK_BYTES)
+            nbytes -= chunk
+            with self._free_at.get_lock():
+                ends = self._free_at.value = max(ends, self._free_at.value) + chunk / self._bytes_per_s
+            if (left := ends - time.perf_counter()) > 0:
+                time.sleep(left)
+
+
+def use_shared(links: dict[str, SharedLink]) -> None:
+    """From now on every emulated link of this process is one of these."""
+
+    def do(self: ThreadStream, name: str, work: Any, nbytes: int) -> None:
+        start = time.perf_counter()
+        work()
+        if self.name in links and nbytes:
+            links[self.name].take(nbytes)
+        self._recorder.add(name, self.name, start, nbytes)
+
+    ThreadStream._do = do  # type: ignore[method-assign]
+
+
+def prepare(job: Job, base: HardwareProfile, load_over_forward: float, rate: float | None) -> Prepared:
+    """The job's model and batch, and a link that has ``rate`` or fits this job."""
+    config = LlamaConfig(
+        hidden_size=job.width, intermediate_size=3 * job.width, num_hidden_layers=job.layers, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=256, max_position_embeddings=job.length,
+    )  # fmt: skip
+    facts = model_facts(make_model(config), micro_batch=job.rows, sequence_length=job.length, dtype="float32")
+    layer = facts.layers[0]
+    rate = rate or layer.weight_bytes / (load_over_forward * layer.forward_flops / base.flops("float32"))
+    ids = torch.randint(0, 256, (job.rows, job.length))
+    mask = torch.ones_like(ids)
+    mask[0, -1] = 0  # without any padding, models leave out the mask that facts allow for
+    positions = torch.arange(job.length).repeat(job.rows, 1)
+    batch = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "labels": ids}
+    return Prepared(config, batch, facts, base.model_copy(update=dict.fromkeys(LINKS, rate)))
+
+
+def child(place: int, job: Job, prepared_as: tuple[HardwareProfile, float], pipe: Connection, links: Any) -> None:
+    """Calibrate, hand over the profile, get a policy, train, hand over the rate."""
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[place % len(os.sched_getaffinity(0))]})
+    torch.set_num_threads(1)
+    torch.manual_seed(place)
+    base, rate = prepared_as
+    case = prepare(job, base, 1.0, rate)
+    pipe.send("ready")
+    pipe.recv()
+    profile, _ = calibrated(case)
+    pipe.send(profile)
+    policy, budget, seconds = pipe.recv()
+    use_shared(links)
+    device = Emulated(memory_bytes=budget)
+    optimizer = HybridAdamW(lr=1e-4, max_grad_norm=1.0)
+    with stream(make_model(case.model), policy, device=device, optimizer=optimizer, facts=case.facts) as streamed:
+        step(streamed, case)
+        pipe.send("ready")
+        pipe.recv()
+        begun, ends = time.perf_counter(), []
+        while time.perf_counter() - begun < seconds + 2 * WARM_UP_S:
+            step(streamed, case)
+            ends.append(time.perf_counter() - begun)
+        streamed.flush()
+    # Both train from before the first of these steps until after the last.
+    counted = [end for end in ends if WARM_UP_S <= end <= seconds + WARM_UP_S]
+    steps = len(counted) - 1
+    pipe.send((case.facts.tokens * steps / (counted[-1] - counted[0]), steps))
+
+
+def measure(pair: Pair, base: HardwareProfile, seconds: float) -> dict[str, Any]:
+    """Promised and reached of both jobs."""
+    context = mp.get_context("spawn")
+    prepared = [prepare(job, base, pair.load_over_forward, None) for job in pair.jobs]
+    rate = prepared[0].profile.h2d_bytes_s
+    links = {name: SharedLink(context, rate) for name in ("h2d", "d2h")}
+    pipes, processes = [], []
+    for place, job in enumerate(pair.jobs):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=child, args=(place, job, (base, rate), theirs, links), daemon=True)
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+    _both_go_on(pipes)
+    profiles = [pipe.recv() for pipe in pipes]
+    budgets = [_budget(case, job) for case, job in zip(prepared, pair.jobs, strict=True)]
+
+    def plan_on(place: int, given: HardwareProfile) -> Planned:
+        """The job's own compute on the links that are given; a rate above what was measured is no news."""
+        own = profiles[place]
+        rates = {link: min(getattr(own, link), getattr(given, link)) for link in LINKS}
+        facts = prepared[place].facts
+        return facts, plan(facts, own.model_copy(update=rates), gpu_memory=budgets[place], solve_seconds=5)
+
+    node = NodeState(
+        name="node", kind="here", gpus=(Gpu(id="0", pcie_root="r"), Gpu(id="1", pcie_root="r")), host_bytes=1 << 40,
+        pcie_bytes_s=rate,
+    )  # fmt: skip
+    joint = plan_together(
+        [lambda given, place=place: plan_on(place, given) for place in (0, 1)],
+        base.model_copy(update=dict.fromkeys(LINKS, rate)),
+        node,
+        ["r", "r"],
+    )
+    for pipe, (_, answer), budget in zip(pipes, joint.planned, budgets, strict=True):
+        pipe.send((answer.policy, budget, seconds))
+    _both_go_on(pipes)
+    reached = [pipe.recv() for pipe in pipes]
+    for process in processes:
+        process.join(30)
+    return {
+        "pair": pair.name,
+        "link_bytes_s": rate,
+        "shares": joint.speeds,
+        "promised_tokens_per_s": joint.tokens_per_s,
+        "reached_tokens_per_s": [tokens_per_s for tokens_per_s, _ in reached],
+        "steps": [steps for _, steps in reached],
+        "reached": [got / promised for (got, _), promised in zip(reached, joint.tokens_per_s, strict=True)],
+    }
+
+
+def _both_go_on(pipes: Sequence[Connection]) -> None:
+    for pipe in pipes:
+        assert pipe.recv() == "ready"
+    for pipe in pipes:
+        pipe.send("go")
+
+
+def _budget(case: Prepared, job: Job) -> int:
+    least, most = (lower(rule(case.facts), case.facts).peak_bytes("gpu") for rule in (megatrain, keep_all))
+    return int(least + job.budget * (most - least))
+
+
+def run(*, quick: bool) -> dict[str, Any]:
+    """All pairs."""
+    torch.set_num_threads(1)
+    base = base_profile()
+    found = []
+    for pair in PAIRS[1:2] if quick else PAIRS:
+        found.append(measure(pair, base, 5.0 if quick else 20.0))
+        print(json.dumps(found[-1]), file=sys.stderr)
+    every = [share for pair in found for share in pair["reached"]]
+    return {
+        "worst": min(every),
+        "median": statistics.median(every),
+        "pairs": found,
+        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "load": os.getloadavg(),
+        "versions": {"python": platform.python_version(), "torch": version("torch"), "ortools": version("ortools")},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one pair, for seconds")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    result = run(quick=options.quick)
+    if options.json:
+        json.dump(result, sys.stdout, indent=1)
+        print()
+        return
+    for pair in result["pairs"]:
+        print(f"{pair['pair']:22} reached {', '.join(f'{share:.3f}' for share in pair['reached'])} of the promise")
+    print(f"worst {result['worst']:.3f}")
+
+
+if __name__ == "__main__":
+    main()
