@@ -15,6 +15,7 @@ from ..store import Store
 from . import files, jobs, problems, service_routes
 from .guard import Guard
 from .plans import Plans
+from .series import SeriesReader
 
 PREFIX = "/api/v1"
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -34,6 +35,7 @@ def create_app(store: Store, settings: Settings, planner: Planner) -> FastAPI:
         responses=_ERRORS,
     )
     app.state.store, app.state.settings = store, settings
+    app.state.series = SeriesReader()
     app.state.plans = Plans(planner, str(settings.home / "rows"))
     problems.install(app)
     for router in (jobs.router, files.router, service_routes.router):

@@ -34,8 +34,9 @@ _FINAL = (InputError, DoesNotFit, ProgramError, NonFiniteGradient, CheckpointErr
 class Pulse:
     """Writes ``beat.json`` every second from a thread of its own, with how far the training is."""
 
-    def __init__(self, files: AttemptFiles) -> None:
+    def __init__(self, files: AttemptFiles, nvme_bytes: float = 0.0) -> None:
         self._files = files
+        self._nvme_bytes = nvme_bytes
         self._count = 0
         self._done = threading.Event()
         self.step, self.total_steps, self.step_s = 0, 0, 0.0
@@ -64,7 +65,7 @@ class Pulse:
     def _write(self) -> None:
         self._count += 1
         now = {"beat": self._count, "step": self.step, "total_steps": self.total_steps, "step_s": self.step_s}
-        write_json(self._files.beat, now, durable=False)
+        write_json(self._files.beat, {**now, "nvme_bytes": self._nvme_bytes}, durable=False)
 
 
 def main(order_file: Path) -> int:
@@ -72,7 +73,8 @@ def main(order_file: Path) -> int:
     quiet_libraries()
     files = AttemptFiles(order_file.parent)
     order = RunOrder.from_dict(read_json(order_file) or {})
-    pulse = Pulse(files)
+    predicted = order.policy.get("predicted") or {}
+    pulse = Pulse(files, predicted.get("nvme_bytes", 0.0))
     outcome, code = _end_of(order, pulse)
     pulse.stop()
     update = {"step": pulse.step, "loss": pulse.loss, "node": order.node, "exit_code": code}
