@@ -36,12 +36,15 @@ Answer = TypeVar("Answer", bound=BaseModel)
 class Client:
     """Talks to one service. Its errors are raised as the service's own (`jobs.errors`), Unreachable if none answers."""
 
-    def __init__(self, url: str, token: str, *, timeout_s: float = 150.0) -> None:
+    def __init__(
+        self, url: str, token: str, *, timeout_s: float = 150.0, handlers: Iterable[urllib.request.BaseHandler] = ()
+    ) -> None:
+        """``handlers`` replace the network, for a service in this process (`api.InProcess`)."""
         self._url = url.rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
         # No proxy from the environment: the token is for this service alone.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *handlers)
 
     # ---- jobs
 
@@ -162,6 +165,10 @@ class Client:
     def plan(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> schemas.PlanAnswer:
         """Where a job would fit, without running it."""
         return self._ask(schemas.PlanAnswer, "POST", "/plan", {"spec": _resolved(spec)})
+
+    def me(self) -> schemas.UserView:
+        """Whose token this is. Raises Unauthorized for one that nobody knows."""
+        return self._ask(schemas.UserView, "GET", "/me")
 
     def health(self) -> schemas.Health:
         """Whether the service works."""

@@ -93,6 +93,11 @@ class Progress(Answered):
     step: int = 0
     total_steps: int = 0
     step_s: float = 0.0
+    """Median seconds of a step."""
+    tokens_per_s: float | None = None
+    """Of the last step."""
+    predicted_step_s: float | None = None
+    loss: float | None = None
 
 
 class JobView(Answered):
@@ -210,6 +215,11 @@ class NodeView(Answered):
     faults: int
     seen_at: float
     measured: bool
+    busy: int = 0
+    """Jobs that run there, whosoever they are."""
+    held_host_bytes: int = 0
+    """Host memory that the plans of these jobs use."""
+    held_nvme_bytes: int = 0
     jobs: list[str] = []
     """Jobs that run there, of those that the user may see."""
     profile: dict[str, Any] = {}
@@ -231,6 +241,14 @@ class QueueEntry(Answered):
     reason: str
     sentence: str
     queued_at: float
+    name: str | None = None
+    node: str | None = None
+    started_at: float | None = None
+    attempt: int = 0
+    expected_start: float | None = None
+    """When placement expects it to run, in Unix seconds; null where nobody can say."""
+    expected_end: float | None = None
+    progress: Progress | None = None
 
 
 class QueueView(Answered):

@@ -10,6 +10,10 @@ from ...jobs.errors import LazytrainError
 from ...jobs.frozen import Frozen
 
 
+STAGE = "plan"
+"""Stage of a job under which the store keeps its `Admission`."""
+
+
 class Way(Frozen):
     """How a job can run on one kind of node."""
 

@@ -25,11 +25,10 @@ from ...schedulers.placement import (
     WaitCode,
     WaitingJob,
 )
-from ..admission import Admission
+from ..admission import STAGE, Admission
 from ..artifacts import JobFiles
 from ..cluster.runs import Outcome, RunOrder
 from ..store import Job, Node
-from .admission import STAGE
 from .desk import ACTIVE, Desk
 from .endings import fail
 from .failures import Failure
