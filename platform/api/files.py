@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path as File
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 
 from ...jobs.errors import NotFound
 from .. import schemas
 from ..artifacts import MOST_LOG_BYTES, JobFiles, as_text, inside, last_lines, read_json, read_log, read_rows
 from ..store import Job
-from .access import VisibleJob
+from .access import StoreOf, VisibleJob
+from .plans import Plans
 from .views import finite
 
 router = APIRouter(tags=["files"])
@@ -62,9 +63,18 @@ def policy(job: VisibleJob) -> dict[str, Any]:
 
 
 @router.get("/jobs/{job_id}/timeline")
-def timeline(job: VisibleJob) -> dict[str, Any]:
-    """The measured timeline of a step."""
-    return _record(job, JobFiles(job.run_dir).timeline, "timeline")
+def timeline(
+    job: VisibleJob, request: Request, store: StoreOf, kind: Literal["measured", "predicted"] = "measured"
+) -> dict[str, Any]:
+    """The timeline of a step as it was measured, or as the simulator expects it on the job's node."""
+    if kind == "measured":
+        return _record(job, JobFiles(job.run_dir).timeline, "timeline")
+    found = _record(job, JobFiles(job.run_dir).policy, "policy")
+    profile = store.nodes.get(job.node).profile if job.node else None
+    if not profile:
+        raise NotFound(f"the node of job {job.id} is not measured")
+    plans: Plans = request.app.state.plans
+    return plans.question("timeline", {"spec": dict(job.spec), "policy": found, "profile": dict(profile)})
 
 
 @router.get("/jobs/{job_id}/checkpoints")

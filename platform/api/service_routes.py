@@ -9,11 +9,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 
 from ...jobs.lifecycle import JobState
+from ...schedulers.hardware import same_gpu
 from .. import schemas
 from ..store import Job, Role, Store
 from .access import Admin, SettingsOf, StoreOf, Submitter, Viewer, sees_all
 from .plans import Plans
-from .submission import resolve
+from .submission import check_model, resolve
 from .views import ON_NODES, node_views, queue_entry
 
 router = APIRouter(tags=["service"])
@@ -41,10 +42,11 @@ def drain(name: _NodeName, body: schemas.Draining, user: Admin, store: StoreOf) 
 def queue(user: Viewer, store: StoreOf) -> schemas.QueueView:
     """Who waits and who runs; of other people's jobs only that they do."""
     jobs = store.jobs.list(states=[JobState.QUEUED, JobState.PAUSED, *ON_NODES])
+    expected = store.forecasts.get(time.time())
     waiting = sorted((j for j in jobs if j.state is JobState.QUEUED), key=_turn)
     rest = sorted((j for j in jobs if j.state is not JobState.QUEUED), key=_turn)
     return schemas.QueueView(
-        waiting=[queue_entry(job, user) for job in waiting], running=[queue_entry(job, user) for job in rest]
+        waiting=[queue_entry(job, user, expected) for job in waiting], running=[queue_entry(job, user, {}) for job in rest]
     )
 
 
@@ -56,6 +58,34 @@ def plan(
     spec = resolve(body.spec, settings)
     plans: Plans = request.app.state.plans
     return plans.ask(spec.model_dump(mode="json"), store.nodes.list())
+
+
+@router.post("/plan/shape")
+def plan_shape(
+    body: schemas.ShapeQuestion, request: Request, user: Submitter, store: StoreOf, settings: SettingsOf
+) -> schemas.ShapeAnswer:
+    """The plan of a model at a batch on a kind of node, or on a GPU that is not here; nothing is submitted."""
+    check_model(body.model, settings)
+    asked = body.model_dump(mode="json")
+    measured = next((n for n in store.nodes.list() if n.profile and same_gpu(n.kind, body.gpu)), None)
+    plans: Plans = request.app.state.plans
+    found = plans.question("shape", {**asked, "profile": dict(measured.profile) if measured else None})
+    plan = {name: found[name] for name in found if name not in ("model", "machine", "timeline")}
+    return schemas.ShapeAnswer(
+        feasible=found["feasible"],
+        plan=plan,
+        model=found["model"],
+        machine=found["machine"],
+        timeline=found["timeline"],
+    )
+
+
+@router.post("/nodes/{name}/profile", status_code=202)
+def measure_again(name: _NodeName, user: Admin, store: StoreOf) -> schemas.NodeView:
+    """Forget what was measured on a node: it is measured anew as soon as nothing runs there."""
+    store.nodes.set_profile(name, {})
+    (view,) = node_views(store, [store.nodes.get(name)], user)
+    return view
 
 
 @router.get("/me")

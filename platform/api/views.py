@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,19 +21,29 @@ from .access import sees_all
 ON_NODES = (JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.RECOVERING)
 """States in which a job holds a GPU."""
 _STEP_FIGURES = ("tokens_per_s", "predicted_step_s", "loss")
+_RUN_ID = re.compile(r"[0-9a-zA-Z_-]{1,64}")
 _END_BYTES = 8 << 10
 """Enough of a metric log's end to hold some steps."""
 
 
-def job_view(job: Job, *, spec: bool = False) -> schemas.JobView:
-    """A job; with its job file where it is asked for alone."""
+def job_view(job: Job, *, spec: bool = False, mlflow_pages: str = "") -> schemas.JobView:
+    """A job; with its job file, and its run in MLflow, where it is asked for alone."""
     fields = {name: getattr(job, name) for name in schemas.JobView.model_fields if hasattr(job, name)}
     fields["state"] = job.state.value
     fields["after"] = list(job.after)
     fields["outcome"] = finite(dict(job.outcome))
-    fields["spec"] = dict(job.spec) if spec else None
+    if spec:
+        fields["spec"] = dict(job.spec)
+        fields["mlflow_run"] = run = _mlflow_run(JobFiles(job.run_dir))
+        fields["mlflow_url"] = f"{mlflow_pages.rstrip('/')}/#/runs/{run}" if run and mlflow_pages else None
     # A list of jobs that have ended is not worth a file for each of them.
     return schemas.JobView(**fields, progress=_progress(job) if spec or not job.state.final else None)
+
+
+def _mlflow_run(files: JobFiles) -> str | None:
+    record = read_json(files.mlflow) if inside(files.mlflow, files.path) else None
+    run = record.get("run_id") if record else None
+    return run if isinstance(run, str) and _RUN_ID.fullmatch(run) else None
 
 
 def _progress(job: Job) -> schemas.Progress | None:
@@ -96,9 +108,13 @@ def _shown(job: Job, user: User) -> bool:
     return job.user == user.name or sees_all(user)
 
 
-def queue_entry(job: Job, user: User) -> schemas.QueueEntry:
-    """A job in the queue, without what the user may not see of it."""
+def queue_entry(
+    job: Job, user: User, expected: Mapping[str, tuple[float | None, float | None]]
+) -> schemas.QueueEntry:
+    """A job in the queue, without what the user may not see of it; ``expected`` are start and end of waiting jobs."""
     shown = _shown(job, user)
+    progress = _progress(job) if shown and job.state is not JobState.QUEUED else None
+    start, end = expected.get(job.id, (None, None))
     return schemas.QueueEntry(
         id=job.id if shown else None,
         user=job.user if shown else None,
@@ -111,8 +127,16 @@ def queue_entry(job: Job, user: User) -> schemas.QueueEntry:
         node=job.node if shown else None,
         started_at=job.started_at if shown else None,
         attempt=job.attempt if shown else 0,
-        progress=_progress(job) if shown and job.state is not JobState.QUEUED else None,
+        expected_start=start,
+        expected_end=end if progress is None else _end(progress, time.time()),
+        progress=progress,
     )
+
+
+def _end(progress: schemas.Progress, now: float) -> float | None:
+    """When a running job has taken all of its steps, at the pace that it has."""
+    left = progress.total_steps - progress.step
+    return now + left * progress.step_s if progress.step_s and left > 0 else None
 
 
 def finite(value: Any) -> Any:

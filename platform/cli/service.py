@@ -60,6 +60,7 @@ def up(
         }
         if mlflow:
             services["mlflow"] = _mlflow_pages(settings, mlflow_port)
+            environment.setdefault(f"{PREFIX}MLFLOW_PAGES", settings.mlflow_pages or f"http://127.0.0.1:{mlflow_port}")
         with output.progress() as bars:
             _start(settings, services, environment)
             health = _wait_until_ready(settings, bars)
