@@ -44,6 +44,7 @@ class JobFiles:
             self.path / "policy.json",
             self.path / "result.json",
         )
+        self.mlflow = self.path / "mlflow_run.json"
         self.timeline, self.checkpoints, self.model = (
             self.path / "timeline.json",
             self.path / "checkpoints",

@@ -64,6 +64,8 @@ class Settings(BaseModel):
     """Models, separated by commas, whose own Python code may run when a job asks for it."""
     mlflow_uri: str = ""
     """Where runs of the service are logged; by default a SQLite file in ``home``."""
+    mlflow_pages: str = Field(default="", pattern=r"^(https?://[^\s\"'<>]+)?$")
+    """Where people reach MLflow's pages, which the pages of jobs link to."""
     host_reserve: ByteSize = Field(default=ByteSize(2**30), ge=0)
     """Host memory that no plan may use: the operating system and the processes beside the training process."""
 

@@ -12,7 +12,7 @@ from ...platform.facts import (
     queue_facts,
     run_series,
     step_times,
-    timelines_of,
+    timeline_of,
 )
 
 __all__ = [
@@ -27,5 +27,5 @@ __all__ = [
     "queue_facts",
     "run_series",
     "step_times",
-    "timelines_of",
+    "timeline_of",
 ]

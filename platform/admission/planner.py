@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from ...jobs.errors import LazytrainError, error_of
-from .values import Admission, AdmissionOrder
+from .values import Admission, AdmissionOrder, Answer, Found, Question
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +32,17 @@ class PlannerProcess:
         self._module = module
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._waiting: dict[str, AdmissionOrder] = {}
-        self._found: dict[str, Admission | LazytrainError] = {}
+        self._waiting: dict[str, AdmissionOrder | Question] = {}
+        self._found: dict[str, Found] = {}
 
-    def submit(self, order: AdmissionOrder) -> None:
+    def submit(self, order: AdmissionOrder | Question) -> None:
         """Send the order, unless this job is on its way already."""
         if order.job in self._waiting:
             return
         self._waiting[order.job] = order
         self._send(order)
 
-    def results(self) -> dict[str, Admission | LazytrainError]:
+    def results(self) -> dict[str, Found]:
         """Answers that have come in; when the process died, its oldest order is given up and the rest sent again."""
         while not self._lines.empty():
             self._take(self._lines.get())
@@ -64,6 +64,8 @@ class PlannerProcess:
             return
         if "error" in answer:
             self._found[answer["job"]] = error_of(**answer["error"])
+        elif "values" in answer:
+            self._found[answer["job"]] = Answer(values=answer["values"])
         else:
             self._found[answer["job"]] = Admission.model_validate(answer["admission"])
 
@@ -82,7 +84,7 @@ class PlannerProcess:
         for order in self._waiting.values():
             self._send(order)
 
-    def _send(self, order: AdmissionOrder) -> None:
+    def _send(self, order: AdmissionOrder | Question) -> None:
         process = self._process or self._start()
         assert process.stdin is not None
         try:

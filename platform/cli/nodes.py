@@ -82,7 +82,7 @@ def _screen(client: Client) -> Group:
     rate = sum(job.progress.tokens_per_s or 0.0 for job in jobs if job.progress and job.state == "RUNNING")
     return Group(
         f"leader {leader}   {counts}   {rate:,.0f} tokens/s",
-        charts.usage_table("in use", facts.lab_usage(found, jobs)),
+        charts.usage_table("in use", facts.lab_usage(found)),
         node_table(found),
         job_table(jobs, "jobs"),
         charts.queue_table(facts.queue_facts(client.queue(), time.time())),

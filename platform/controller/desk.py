@@ -36,6 +36,8 @@ class Notes:
     beats: dict[str, int] = field(default_factory=dict)
     looks: dict[str, Look] = field(default_factory=dict)
     killed: set[str] = field(default_factory=set)
+    foretold_at: float = float("-inf")
+    """When expected times were last written down."""
 
     def waited(self, claim: str, what: str, now: float) -> float:
         """Seconds since ``what`` was first asked about here."""

@@ -25,17 +25,17 @@ from ...schedulers.placement import (
     WaitCode,
     WaitingJob,
 )
-from ..admission import Admission
+from ..admission import STAGE, Admission
 from ..artifacts import JobFiles
 from ..cluster.runs import Outcome, RunOrder
 from ..store import Job, Node
-from .admission import STAGE
 from .desk import ACTIVE, Desk
 from .endings import fail
 from .failures import Failure
 
 log = logging.getLogger(__name__)
 _S = JobState
+_FORETELL_EVERY_S = 5.0
 _OPTION_FIELDS = {field.name for field in fields(Option)}
 
 
@@ -74,6 +74,15 @@ def _act(
     desk.for_each((ready[name] for name in starts), lambda job: _start(desk, job, starts[job.id], plans[job.id], nodes))
     desk.for_each((running[name] for name in preempts), lambda job: _preempt(desk, job, preempts[job.id]))
     desk.for_each((ready[name] for name in waits if name in ready), lambda job: _wait(desk, job, waits[job.id]))
+    _foretell(desk, decisions)
+
+
+def _foretell(desk: Desk, decisions: Decisions) -> None:
+    """Let people know when their jobs are expected to run; now and then, because it changes all the time."""
+    now = desk.clock()
+    if now - desk.notes.foretold_at >= _FORETELL_EVERY_S:
+        desk.store.forecasts.put({wait.job: (wait.start_s, wait.end_s) for wait in decisions.waits}, now)
+        desk.notes.foretold_at = now
 
 
 # ---- the question

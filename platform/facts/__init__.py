@@ -7,7 +7,7 @@ which import it from here through `dashboards.facts`.
 from .machines import lab_usage, node_usage
 from .queue import queue_facts
 from .report import job_report
-from .runs import METRICS, Metric, StepTimes, job_map, job_timelines, map_of, run_series, step_times, timelines_of
+from .runs import METRICS, Metric, StepTimes, job_map, job_timelines, map_of, run_series, step_times, timeline_of
 
 __all__ = [
     "METRICS",
@@ -22,5 +22,5 @@ __all__ = [
     "queue_facts",
     "run_series",
     "step_times",
-    "timelines_of",
+    "timeline_of",
 ]

@@ -15,9 +15,9 @@ def queue_facts(queue: QueueView, now: float) -> QueuePlot:
         if entry.expected_end is None or (entry.expected_start is None and not running):
             unknown += 1
             continue
-        start_s = (entry.expected_start or now) - now
+        start_s = ((entry.started_at if running else entry.expected_start) or now) - now
         end_s = max(entry.expected_end - now, max(0.0, start_s) + _SHORTEST_S)
-        where = entry.expected_node or ""
+        where = entry.node or "" if running else ""
         bars.append(QueueBar(_label(entry), start_s if running else max(0.0, start_s), end_s, running, where))
     return queue_plot(bars, unknown)
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from ...jobs.errors import NotFound
 from ...jobs.policy import Policy
 from ...jobs.timeline import Timeline
@@ -23,7 +21,7 @@ from ...schedulers.drawing import (
     timeline_plot,
 )
 from ..client import Client
-from ..schemas import PlanWay, SeriesView, TimelineAnswer
+from ..schemas import SeriesView
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,34 +109,28 @@ def _median(view: SeriesView | None) -> float | None:
 def job_map(client: Client, job_id: str) -> PolicyMap | None:
     """The map of the policy that the job runs by; None before it began."""
     try:
-        return map_of(client.policy(job_id))
+        return policy_map(client.policy(job_id))
     except NotFound:
         return None
 
 
-def map_of(policy: Mapping[str, Any]) -> PolicyMap | None:
-    """The map of a policy as the API gives it; None for one that this version cannot read."""
-    try:
-        return policy_map(Policy.model_validate(policy))
-    except (ValidationError, KeyError):
-        return None
+def map_of(policy: Mapping[str, Any]) -> PolicyMap:
+    """The map of a policy file's content, as plans have it. Raises ValueError for what is no policy."""
+    return policy_map(Policy.model_validate(policy))
 
 
 def job_timelines(client: Client, job_id: str) -> tuple[TimelinePlot | None, TimelinePlot | None]:
-    """A step as it was predicted and as it was measured; None for each that is not known (yet)."""
-    return timelines_of(client.timeline(job_id))
+    """A step as it is predicted and as it was measured; None for each that is not there (yet)."""
+    return _timeline(client, job_id, predicted=True), _timeline(client, job_id, predicted=False)
 
 
-def timelines_of(answer: TimelineAnswer | PlanWay) -> tuple[TimelinePlot | None, TimelinePlot | None]:
-    """The timelines of an answer: of a job, or of one way of a plan, which has only the predicted one."""
-    if isinstance(answer, PlanWay):
-        return _timeline(answer.timeline), None
-    return _timeline(answer.predicted), _timeline(answer.measured)
-
-
-def _timeline(record: Mapping[str, Any] | None) -> TimelinePlot | None:
-    """None also for a record that another version wrote differently."""
+def _timeline(client: Client, job_id: str, *, predicted: bool) -> TimelinePlot | None:
     try:
-        return timeline_plot(Timeline.from_dict(record)) if record is not None else None
-    except (KeyError, TypeError, ValueError):
+        return timeline_plot(client.timeline(job_id, predicted=predicted))
+    except NotFound:
         return None
+
+
+def timeline_of(record: Mapping[str, Any] | None) -> TimelinePlot | None:
+    """The timeline of a plan's answer, which may have none."""
+    return timeline_plot(Timeline.from_dict(record)) if record is not None else None

@@ -117,5 +117,5 @@ def test_the_page_stands_alone_and_is_safe(policy: Policy, make_facts: Make, mak
     text = page("<b>x</b>", policy, simulate(policy, make_facts(40), make_profile()), {"step": "1 s & more"})
     assert "<b>x</b>" not in text and "1 s &amp; more" in text
     assert not re.search(r"<script [^>]|<link|src=|href=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text)
-    assert "prefers-color-scheme: dark" in text and text.count('<svg class="plot plot-') == 2
+    assert "light-dark(" in text and "color-scheme:light dark" in text and text.count('<svg class="plot plot-') == 2
     assert text == page("<b>x</b>", policy, simulate(policy, make_facts(40), make_profile()), {"step": "1 s & more"})
