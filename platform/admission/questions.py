@@ -45,9 +45,7 @@ def _profile(asked: Mapping[str, Any], budgets: Mapping[str, Any]) -> HardwarePr
 def predicted_timeline(asked: Mapping[str, Any]) -> dict[str, Any]:
     """One step of a job as the simulator expects it: ``spec``, ``policy`` and ``profile``, each as JSON values."""
     spec, policy = JobSpec.model_validate(asked["spec"]), Policy.model_validate(asked["policy"])
-    facts = facts_of(
-        model_of(spec), batch=policy.micro_batch, length=policy.sequence_length, dtype=spec.model.dtype
-    )
+    facts = facts_of(model_of(spec), batch=policy.micro_batch, length=policy.sequence_length, dtype=spec.model.dtype)
     return simulate(policy, facts, HardwareProfile.model_validate(asked["profile"])).to_dict()
 
 
