@@ -12,7 +12,7 @@ from html import escape
 from .elements import data_table, figure, svg, text
 from .facts import HOME_WORDS, KEPT_WORDS, PolicyMap, Tile
 
-TILE, GAP, PER_ROW, LEFT = 26, 3, 32, 96
+TILE, GAP, PER_ROW, LEFT = 26, 3, 32, 112
 LETTERS = {
     "gpu": "G", "host": "H", "nvme": "N", "recompute": "R",
     "none": "", "matmuls gpu": "m", "matmuls host": "m↓", "all gpu": "a", "all host": "a↓",

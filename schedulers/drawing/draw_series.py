@@ -85,7 +85,9 @@ def _axes(scale: _Scale) -> Iterator[str]:
         yield text(LEFT - 6, y + 4, number(value), "plot-tick", "end")
     marks = ticks(scale.first, scale.last, 6)
     for step in [mark for mark in marks if mark == int(mark)] or [(scale.first + scale.last) / 2]:
-        yield text(scale.x(step), HEIGHT - BOTTOM + 16, number(step), "plot-tick", "middle")
+        x = scale.x(step)
+        anchor = "end" if x > WIDTH - RIGHT - 14 else "middle"
+        yield text(x, HEIGHT - BOTTOM + 16, number(step), "plot-tick", anchor)
     yield rule(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, "plot-axis")
     yield text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, "step", "plot-tick", "middle")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .elements import data_table, figure, rect, svg, text
 
-WIDTH, ROW, BAR, LEFT, RIGHT = 520, 34, 16, 120, 130
+WIDTH, ROW, BAR, LEFT, RIGHT = 520, 34, 16, 140, 140
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,6 @@ class UsageBar:
     used: float
     total: float
     words: str
-    reserved: float = 0.0
-    """What is promised to jobs beyond what they use now, or 0."""
-
 
 def draw_usage(title: str, bars: Iterable[UsageBar]) -> str:
     """One bar a resource; without bars, a sentence."""
@@ -33,9 +30,6 @@ def draw_usage(title: str, bars: Iterable[UsageBar]) -> str:
         parts.append(text(LEFT - 8, y + 13, _short(bar.label), "plot-label", "end"))
         parts.append(rect(LEFT, y, WIDTH - LEFT - RIGHT, BAR, "plot-lane"))
         width = (WIDTH - LEFT - RIGHT) * _share(bar.used, bar.total)
-        promised = (WIDTH - LEFT - RIGHT) * _share(bar.used + bar.reserved, bar.total)
-        if promised > width:
-            parts.append(rect(LEFT, y, promised, BAR, "plot-reserved"))
         if width:
             parts.append(rect(LEFT, y, width, BAR, f"plot-used {'plot-full' if bar.used >= bar.total else ''}"))
         parts.append(text(WIDTH - RIGHT + 8, y + 13, bar.words, "plot-tick"))
@@ -49,4 +43,4 @@ def _share(part: float, whole: float) -> float:
 
 
 def _short(words: str) -> str:
-    return words if len(words) <= 16 else f"{words[:15]}…"
+    return words if len(words) <= 18 else f"{words[:17]}…"
