@@ -7,6 +7,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -15,7 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..jobs.errors import NotFound
 from ..platform.api import Origins
 from ..platform.client import Client
-from .pages import login, overview, queue
+from . import plots
+from .pages import compare, job, login, nodes, overview, plan, queue, submit
 from .web import Door, State, Visit, page
 
 STATIC = Path(__file__).parent / "static"
@@ -33,9 +35,15 @@ def create_app(
     ``origins`` are the host names under which browsers reach it, by default the loopback ones; ``secure`` says that
     they do so over TLS.
     """
-    pages = [*login.routes, *overview.routes, *queue.routes]
+    chosen = (login, overview, queue, job, nodes, plan, submit, compare)
+    routes = [route for each in chosen for route in each.routes]
     app = Starlette(
-        routes=[*pages, Mount("/static", Files(directory=STATIC)), Route("/{path:path}", page(_nothing))],
+        routes=[
+            *routes,
+            *_plot_files(),
+            Mount("/static", Files(directory=STATIC)),
+            Route("/{path:path}", page(_nothing)),
+        ],
         middleware=[Middleware(Door, origins=origins or Origins())],
     )
     app.state.dashboard = State(client_for, cookie=cookie, secure=secure)
@@ -59,6 +67,18 @@ class Files(StaticFiles):
         response = await super().get_response(path, scope)
         response.headers["cache-control"] = "no-cache"
         return response
+
+
+def _plot_files() -> list[Route]:
+    """Style and script of the plots, which lie where all plots are drawn."""
+
+    def file(text: str, kind: str) -> Callable[[Request], Response]:
+        return lambda request: Response(text, media_type=kind, headers={"cache-control": "no-cache"})
+
+    return [
+        Route("/static/plots.css", file(plots.STYLE, "text/css")),
+        Route("/static/plots.js", file(plots.SCRIPT, "text/javascript")),
+    ]
 
 
 def _nothing(visit: Visit) -> Response:

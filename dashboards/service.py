@@ -25,9 +25,7 @@ def with_pages(api: Application, settings: Settings) -> Application:
         return Client("http://127.0.0.1", token, handlers=[local])
 
     secure = bool(settings.tls_cert or settings.api_names)
-    pages = create_app(
-        client_for, origins=Origins.of(settings), cookie=f"lazytrain_{settings.api_port}", secure=secure
-    )
+    pages = create_app(client_for, origins=Origins.of(settings), cookie=f"lazytrain_{settings.api_port}", secure=secure)
     return beside(api, pages)
 
 

@@ -151,6 +151,8 @@ class JobView(Answered):
     priority: int
     after: list[str] = []
     node: str | None = None
+    gpu: str | None = None
+    """Which GPU of the node."""
     attempt: int = 0
     created_at: float
     queued_at: float

@@ -46,17 +46,19 @@ def overview(visit: Visit) -> Response:
     nodes: list[NodeView] = visit.read("nodes")
     queue: QueueView = visit.read("queue")
     ended: list[JobView] = visit.read("jobs", states=("FAILED", "REJECTED", "SUCCEEDED"), limit=30)
-    speeds = [entry.progress.tokens_per_s for entry in queue.running if entry.progress and entry.progress.tokens_per_s]
+    at_work = [entry for entry in queue.running if entry.state != "PAUSED"]
+    speeds = [e.progress.tokens_per_s or 0.0 for e in at_work if e.progress is not None and e.state == "RUNNING"]
     return visit.show(
         "overview.html",
         health=health,
         nodes=nodes,
         kinds=kinds_of(nodes),
         waiting=queue.waiting,
-        running=queue.running,
+        running=at_work,
+        paused=len(queue.running) - len(at_work),
         shown=_SHOWN,
         tokens_per_s=sum(speeds) if speeds else None,
-        notices=list(notices(health, nodes, queue, ended, time.time())),
+        notices=sorted(notices(health, nodes, queue, ended, time.time()), key=lambda notice: notice.tone != "bad"),
         ended=ended[:_SHOWN],
     )
 
@@ -84,7 +86,7 @@ def usable(node: NodeView) -> bool:
 def notices(
     health: Health, nodes: Sequence[NodeView], queue: QueueView, ended: Sequence[JobView], now: float
 ) -> Iterator[Notice]:
-    """What needs attention, the worst first."""
+    """What needs attention."""
     if health.leader is None:
         yield Notice("bad", "No controller leads: nothing is started or ended until one does.", "/nodes", "Nodes")
     yield from _node_notices(nodes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -19,8 +21,7 @@ def queue(visit: Visit) -> Response:
     if visit.asked("show") == "ended":
         return _ended(visit)
     found: QueueView = visit.read("queue")
-    entries = [(None, entry) for entry in found.running]
-    entries += [(place, entry) for place, entry in enumerate(found.waiting, 1)]
+    entries = list(in_order(found))
     wanted = visit.asked("find").strip().lower()
     mine = visit.asked("mine") == "yes"
     chosen = [
@@ -39,10 +40,17 @@ def queue(visit: Visit) -> Response:
         number=number,
         pages=pages,
         waiting=len(found.waiting),
-        running=len(found.running),
+        running=sum(entry.state != "PAUSED" for entry in found.running),
         find=visit.asked("find"),
         mine=mine,
     )
+
+
+def in_order(queue: QueueView) -> Iterator[tuple[int | None, QueueEntry]]:
+    """Who runs, who waits (with their place), who is paused."""
+    yield from ((None, entry) for entry in queue.running if entry.state != "PAUSED")
+    yield from enumerate(queue.waiting, 1)
+    yield from ((None, entry) for entry in queue.running if entry.state == "PAUSED")
 
 
 def _matches(entry: QueueEntry, wanted: str) -> bool:

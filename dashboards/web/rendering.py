@@ -11,6 +11,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
+STREAM_WORDS = {
+    "compute": "compute",
+    "h2d": "host to GPU",
+    "d2h": "GPU to host",
+    "nvme": "NVMe",
+    "nvme_read": "NVMe read",
+    "nvme_write": "NVMe write",
+    "cpu": "CPU",
+}
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -25,7 +34,14 @@ def renderer() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"bytes": size, "duration": duration, "number": number, "ago": ago, "clock": clock}
+    environment.filters |= {
+        "bytes": size,
+        "duration": duration,
+        "number": number,
+        "ago": ago,
+        "clock": clock,
+        "stream": lambda name: STREAM_WORDS.get(name, name),
+    }
     environment.globals["state_tone"] = state_tone
     # Not imported by each template: a block that is rendered alone would not know it.
     environment.globals["parts"] = environment.get_template("parts.html").module

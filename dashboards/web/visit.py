@@ -68,9 +68,11 @@ class Visit:
     def read(self, name: str, *arguments: Any, fresh_s: float = FRESH_S, **options: Any) -> Any:
         """What the client's method ``name`` says, at most ``fresh_s`` old."""
         key = (name, *arguments, *sorted(options.items()))
-        return self.state.reads.get(
-            self.token, key, lambda: getattr(self.client, name)(*arguments, **options), fresh_s
-        )
+        return self.state.reads.get(self.token, key, lambda: getattr(self.client, name)(*arguments, **options), fresh_s)
+
+    def once(self, key: tuple[Any, ...], ask: Callable[[], Answer], fresh_s: float = FRESH_S) -> Answer:
+        """What ``ask`` found, at most ``fresh_s`` old."""
+        return self.state.reads.get(self.token, key, ask, fresh_s)
 
     @cached_property
     def user(self) -> UserView:
@@ -99,8 +101,9 @@ class Visit:
 
     def here(self, **changes: Any) -> str:
         """The address of this page with words of its query changed; None takes one out."""
-        given = {**self.request.query_params, **changes}
-        kept = {name: value for name, value in given.items() if value is not None and name not in ("said", "tone")}
+        given = self.request.query_params.multi_items()
+        kept = [pair for pair in given if pair[0] not in ("said", "tone", *changes)]
+        kept += [(name, str(value)) for name, value in changes.items() if value is not None]
         return self.request.url.path + (f"?{urlencode(kept)}" if kept else "")
 
     def live(self, part: str, seconds: int) -> Markup:

@@ -127,7 +127,7 @@ def queue_entry(job: Job, user: User, expected: Mapping[str, tuple[float | None,
         started_at=job.started_at if shown else None,
         attempt=job.attempt if shown else 0,
         expected_start=start,
-        expected_end=end if progress is None else _end(progress, time.time()),
+        expected_end=_end(progress, time.time()) if progress and job.state is JobState.RUNNING else end,
         progress=progress,
     )
 
