@@ -116,8 +116,9 @@ def measured() -> Timeline:
 
 @dataclass
 class LabPlanner:
-    """Plans by a fixed rule, at once, with `facts` for every model."""
+    """Plans at once, by a fixed rule unless told otherwise, with `facts` for every model."""
 
+    planner: str = "megatrain"
     found: dict[str, Found] = field(default_factory=dict)
 
     def submit(self, order: Any) -> None:
@@ -146,7 +147,7 @@ class LabPlanner:
             return predicted().to_dict()
         asked = question.values
         profile = HardwareProfile.model_validate(asked["profile"]) if asked.get("profile") else hardware(asked["gpu"])
-        answer = plan(facts(), profile, planner="megatrain", host_memory=asked.get("host_memory"))
+        answer = plan(facts(), profile, planner=self.planner, solve_seconds=5.0, host_memory=asked.get("host_memory"))
         timeline = simulate(answer.policy, facts(), profile).to_dict() if answer.policy is not None else None
         about = {"architecture": "Qwen2ForCausalLM", "parameters": facts().parameters, "layers": 28}
         machine = profile.model_dump(mode="json")
@@ -156,15 +157,14 @@ class LabPlanner:
 class MadeLab:
     """Nodes, people and jobs in every state; ``jobs`` gives ids by name."""
 
-    def __init__(self, folder: Path, *, long_queue: bool = True) -> None:
+    def __init__(self, folder: Path, *, long_queue: bool = True, planner: str = "megatrain") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.lab: Any = dashboard_lab().make_lab(folder)
         self.now = time.time()
         self.jobs: dict[str, str] = {}
         self.store, self.tokens, self.app = self.lab.store, self.lab.tokens, self.lab.app
-        self.lab.planner.submit = LabPlanner().submit
-        planner = LabPlanner()
-        self.lab.planner.submit, self.lab.planner.results = planner.submit, planner.results
+        instant = LabPlanner(planner)
+        self.lab.planner.submit, self.lab.planner.results = instant.submit, instant.results
         self.store.leases.take("controller", "lab-head-4711", self.now, 1e12)
         self._obey()
         self._nodes()
