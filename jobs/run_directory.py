@@ -3,6 +3,7 @@
 job.yaml            the resolved job file
 policy.json         what was planned
 metrics.jsonl       one line per report
+timeline.json       the operations of a step, one in a while
 start/              configuration and tokenizer that the run began with
 frozen.safetensors  weights that do not learn, where the job freezes some: no checkpoint holds them
 checkpoints/        see `checkpoint`
@@ -64,6 +65,7 @@ class RunDirectory:
         self.path = path
         self.spec, self.policy, self.metrics = path / "job.yaml", path / "policy.json", path / "metrics.jsonl"
         self.checkpoints, self.model = path / "checkpoints", path / "model"
+        self.timeline = path / "timeline.json"
         self.start, self.rows = path / "start", path / "rows"
         self.frozen, self.status_file = path / "frozen.safetensors", path / "status.json"
         self.verdicts, self.result = path / "verdicts.jsonl", path / "result.json"

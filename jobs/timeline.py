@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,17 @@ class Timeline:
         for span in self.spans:
             total[span.stream] += span.end_s - span.start_s
         return dict(total)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The timeline as JSON values; a span is ``[op, stream, start_s, end_s, bytes]``."""
+        spans = [[span.op, span.stream, span.start_s, span.end_s, span.bytes] for span in self.spans]
+        return {"step_s": self.step_s, "exposed_s": self.exposed_s, "peak_bytes": self.peak_bytes, "spans": spans}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Timeline:
+        """What `to_dict` gave."""
+        spans = [Span(*fields) for fields in values["spans"]]
+        return cls(spans, values["step_s"], dict(values["exposed_s"]), dict(values["peak_bytes"]))
 
     def to_trace(self) -> dict[str, Any]:
         """Chrome trace events, which Perfetto and chrome://tracing draw (times in microseconds)."""

@@ -50,6 +50,7 @@ class JobFiles:
             self.path / "policy.json",
             self.path / "result.json",
         )
+        self.mlflow = self.path / "mlflow_run.json"
         self.timeline, self.checkpoints, self.model = (
             self.path / "timeline.json",
             self.path / "checkpoints",
@@ -166,7 +167,8 @@ def read_log(path: Path, *, offset: int | None = None, limit: int = LOG_BYTES) -
     """Text of a log from byte ``offset`` on, and the offset behind it; without one, its last ``limit`` bytes.
 
     Whatever its size, ``limit`` bytes are read at most. A line that was overwritten with carriage returns shows its
-    last state; bytes that are no UTF-8 become U+FFFD. An absent log is empty.
+    last state; bytes that are no UTF-8 become U+FFFD. A part before the end of the log ends where a line does, if it
+    holds one. An absent log is empty.
     """
     limit = min(limit, MOST_LOG_BYTES)
     try:
@@ -177,6 +179,8 @@ def read_log(path: Path, *, offset: int | None = None, limit: int = LOG_BYTES) -
             content = file.read(limit)
     except (FileNotFoundError, NotADirectoryError):
         return "", 0
+    if start + len(content) < size:
+        content = content[: content.rfind(b"\n") + 1] or content
     return as_text(content), start + len(content)
 
 

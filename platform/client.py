@@ -18,10 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
 from ..jobs.errors import LazytrainError, Unreachable, error_of
+from ..jobs.policy import Policy
 from ..jobs.spec import JobSpec, load_spec
+from ..jobs.timeline import Timeline
 from . import schemas
 from .schemas import JobView
 
@@ -33,15 +35,22 @@ _FINAL = ("SUCCEEDED", "FAILED", "STOPPED", "REJECTED")
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
+class _Values(RootModel[dict[str, Any]]):
+    """An answer without a form of its own."""
+
+
 class Client:
     """Talks to one service. Its errors are raised as the service's own (`jobs.errors`), Unreachable if none answers."""
 
-    def __init__(self, url: str, token: str, *, timeout_s: float = 150.0) -> None:
+    def __init__(
+        self, url: str, token: str, *, timeout_s: float = 150.0, handlers: Iterable[urllib.request.BaseHandler] = ()
+    ) -> None:
+        """``handlers`` replace the network, for a service in this process (`api.InProcess`)."""
         self._url = url.rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
         # No proxy from the environment: the token is for this service alone.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *handlers)
 
     # ---- jobs
 
@@ -116,9 +125,17 @@ class Client:
         query = {"since": since}
         return self._ask(schemas.EventPage, "GET", f"/jobs/{_quoted(job_id)}/events", query=query).events
 
-    def log(self, job_id: str, *, tail: int | None = None, offset: int | None = None) -> schemas.LogPart:
-        """A part of what the last run printed."""
-        query = {"tail": tail, "offset": offset}
+    def log(
+        self,
+        job_id: str,
+        *,
+        tail: int | None = None,
+        offset: int | None = None,
+        limit: int | None = None,
+        attempt: int | None = None,
+    ) -> schemas.LogPart:
+        """A part of what the last run printed, or the ``attempt``-th; at most ``limit`` bytes."""
+        query = {"tail": tail, "offset": offset, "limit": limit, "attempt": attempt}
         return self._ask(schemas.LogPart, "GET", f"/jobs/{_quoted(job_id)}/logs", query=query)
 
     def follow_log(self, job_id: str, *, every_s: float = 0.5) -> Iterator[str]:
@@ -141,11 +158,41 @@ class Client:
         rows: list[dict[str, Any]] = []
         offset = 0
         while True:
-            part = self._ask(schemas.MetricsPart, "GET", f"/jobs/{_quoted(job_id)}/metrics", query={"offset": offset})
+            part = self.metrics_from(job_id, offset)
             rows += part.rows
             if part.offset == offset:
                 return rows
             offset = part.offset
+
+    def metrics_from(self, job_id: str, offset: int) -> schemas.MetricsPart:
+        """The next rows of the metric log, from byte ``offset`` on."""
+        return self._ask(schemas.MetricsPart, "GET", f"/jobs/{_quoted(job_id)}/metrics", query={"offset": offset})
+
+    def series(self, job_id: str, names: Iterable[str], *, points: int = 400) -> schemas.SeriesAnswer:
+        """Metrics of the job by name, thinned to about so many points each."""
+        query = {"name": list(names), "points": points}
+        return self._ask(schemas.SeriesAnswer, "GET", f"/jobs/{_quoted(job_id)}/series", query=query)
+
+    def policy(self, job_id: str) -> Policy:
+        """What was planned for the job, as it runs. Raises NotFound before it has run."""
+        return self._ask(Policy, "GET", f"/jobs/{_quoted(job_id)}/policy")
+
+    def timeline(self, job_id: str, *, predicted: bool = False) -> Timeline:
+        """A step as it was measured, or as the simulator expects it. Raises NotFound where there is none yet."""
+        query = {"kind": "predicted" if predicted else "measured"}
+        found = self._ask(_Values, "GET", f"/jobs/{_quoted(job_id)}/timeline", query=query)
+        return Timeline.from_dict(found.root)
+
+    def checkpoints(self, job_id: str) -> list[schemas.CheckpointView]:
+        """All checkpoints, by step."""
+        found: list[schemas.CheckpointView] = []
+        since: int | None = 0
+        while since is not None:
+            query = {"since": since, "limit": 1000}
+            page = self._ask(schemas.CheckpointPage, "GET", f"/jobs/{_quoted(job_id)}/checkpoints", query=query)
+            found += page.checkpoints
+            since = page.next
+        return found
 
     # ---- the service
 
@@ -158,6 +205,10 @@ class Client:
         body = {"drained": drained, "reason": reason}
         return self._ask(schemas.NodeView, "POST", f"/nodes/{_quoted(node)}/drain", body)
 
+    def measure_again(self, node: str) -> schemas.NodeView:
+        """Have a node measured anew, once nothing runs there."""
+        return self._ask(schemas.NodeView, "POST", f"/nodes/{_quoted(node)}/profile", {})
+
     def queue(self) -> schemas.QueueView:
         """Who waits and who runs."""
         return self._ask(schemas.QueueView, "GET", "/queue")
@@ -165,6 +216,14 @@ class Client:
     def plan(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> schemas.PlanAnswer:
         """Where a job would fit, without running it."""
         return self._ask(schemas.PlanAnswer, "POST", "/plan", {"spec": _resolved(spec)})
+
+    def plan_shape(self, question: schemas.ShapeQuestion) -> schemas.ShapeAnswer:
+        """The plan of a model at a batch on a machine, without a job."""
+        return self._ask(schemas.ShapeAnswer, "POST", "/plan/shape", question.model_dump(mode="json"))
+
+    def me(self) -> schemas.UserView:
+        """Whose token this is. Raises Unauthorized for one that nobody knows."""
+        return self._ask(schemas.UserView, "GET", "/me")
 
     def health(self) -> schemas.Health:
         """Whether the service works."""

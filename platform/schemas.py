@@ -33,6 +33,10 @@ JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_printable)]
 Sentence = Annotated[str, Field(max_length=500), AfterValidator(_printable)]
 
 
+Amount = Annotated[str, Field(max_length=40, pattern=r"^[0-9.]+ ?[A-Za-z]*$")]
+"""An amount of memory, such as ``70GB``."""
+
+
 class Asked(BaseModel):
     """A request: unknown keys are refused."""
 
@@ -87,12 +91,50 @@ class PlanQuestion(Asked):
     spec: JsonObject
 
 
+class ShapeQuestion(Asked):
+    """A model and a machine to plan for, without a job."""
+
+    model: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Shape that is known by name, hub id, or folder below the allowed ones."""
+    gpu: Annotated[str, Field(min_length=1, max_length=100)]
+    """Kind of a node here, whose measured profile is taken, or any GPU that is known by name."""
+    batch: Annotated[int, Field(ge=1, le=65_536)]
+    """Rows of one micro-batch."""
+    length: Annotated[int, Field(ge=2, le=4_194_304)] = 1024
+    """Tokens of one row."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    planner: Literal["full", "paper", "megatrain", "every_layer", "keep_all"] = "full"
+    gpu_memory: Amount | None = None
+    host_memory: Amount | None = None
+    nvme: Amount | None = None
+    solve_seconds: Annotated[float, Field(gt=0, le=60)] = 10.0
+
+
+class ShapeAnswer(Answered):
+    """The plan of a shape; ``plan`` is what ``lazytrain plan --json`` prints."""
+
+    feasible: bool
+    plan: dict[str, Any]
+    model: dict[str, Any]
+    """Architecture, parameters, layers."""
+    machine: dict[str, Any]
+    """Profile that was planned with."""
+    timeline: dict[str, Any] | None = None
+
+
 class Progress(Answered):
     """How far a run is."""
 
     step: int = 0
     total_steps: int = 0
     step_s: float = 0.0
+    """Median seconds of a step."""
+    tokens_per_s: float | None = None
+    """Of the last step."""
+    predicted_step_s: float | None = None
+    loss: float | None = None
+    gpu_bytes: float | None = None
+    """Highest use of the GPU's memory."""
 
 
 class JobView(Answered):
@@ -109,6 +151,8 @@ class JobView(Answered):
     priority: int
     after: list[str] = []
     node: str | None = None
+    gpu: str | None = None
+    """Which GPU of the node."""
     attempt: int = 0
     created_at: float
     queued_at: float
@@ -123,6 +167,10 @@ class JobView(Answered):
     """How the last attempt ended: code, message, hint, exit code or signal, last step."""
     spec: dict[str, Any] | None = None
     """Only where one job is asked for."""
+    mlflow_run: str | None = None
+    """Its run in MLflow; only where one job is asked for."""
+    mlflow_url: str | None = None
+    """Page of that run, where MLflow's pages are served."""
 
 
 class JobPage(Answered):
@@ -161,6 +209,21 @@ class MetricsPart(Answered):
 
     rows: list[dict[str, Any]]
     offset: int
+
+
+class SeriesView(Answered):
+    """One metric of a job, thinned; ``values`` are null where they were not finite."""
+
+    steps: list[int]
+    values: list[float | None]
+    count: int
+    """How many values the log holds."""
+
+
+class SeriesAnswer(Answered):
+    """Metrics by name; those that were never reported are left out."""
+
+    series: dict[str, SeriesView]
 
 
 class EventView(Answered):
@@ -210,6 +273,11 @@ class NodeView(Answered):
     faults: int
     seen_at: float
     measured: bool
+    busy: int = 0
+    """Jobs that run there, whosoever they are."""
+    held_host_bytes: int = 0
+    """Host memory that the plans of these jobs use."""
+    held_nvme_bytes: int = 0
     jobs: list[str] = []
     """Jobs that run there, of those that the user may see."""
     profile: dict[str, Any] = {}
@@ -231,6 +299,14 @@ class QueueEntry(Answered):
     reason: str
     sentence: str
     queued_at: float
+    name: str | None = None
+    node: str | None = None
+    started_at: float | None = None
+    attempt: int = 0
+    expected_start: float | None = None
+    """When placement expects it to run, in Unix seconds; null where nobody can say."""
+    expected_end: float | None = None
+    progress: Progress | None = None
 
 
 class QueueView(Answered):

@@ -68,6 +68,8 @@ class Settings(BaseModel):
     """YAML file with the rules by which jobs share the GPUs (`controller.rules`); without one those of `Rules`."""
     mlflow_uri: str = ""
     """Where runs of the service are logged; by default a SQLite file in ``home``."""
+    mlflow_pages: str = Field(default="", pattern=r"^(https?://[^\s\"'<>]+)?$")
+    """Where people reach MLflow's pages, which the pages of jobs link to."""
     host_reserve: ByteSize = Field(default=ByteSize(2**30), ge=0)
     """Host memory that no plan may use: the operating system and the processes beside the training process."""
 
@@ -118,6 +120,11 @@ class Settings(BaseModel):
     def log_dir(self) -> Path:
         """Where the traces of unexpected errors go."""
         return self.home / "logs"
+
+    @property
+    def step_times_path(self) -> Path:
+        """Where the controller says how long its steps take."""
+        return self.home / "run" / "controller-steps.json"
 
     @property
     def ray_token_path(self) -> Path:

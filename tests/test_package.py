@@ -15,7 +15,8 @@ PARTS = ("platform", "jobs", "schedulers", "dashboards")
 
 def sources() -> set[str]:
     """Product files in the tree, as they are called in the wheel."""
-    kept = (path for part in PARTS for path in (ROOT / part).rglob("*") if path.suffix in (".py", ".json"))
+    kinds = (".py", ".json", ".html", ".css", ".js", ".svg", ".txt")
+    kept = (path for part in PARTS for path in (ROOT / part).rglob("*") if path.suffix in kinds)
     return {f"lazytrain/{path.relative_to(ROOT)}" for path in kept}
 
 

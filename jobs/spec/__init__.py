@@ -1,6 +1,6 @@
 """The job file people write: strict YAML in, checked values out."""
 
-from .load import load_spec
+from .load import check_text, load_spec
 from .sections import (
     Data,
     Dpo,
@@ -35,5 +35,6 @@ __all__ = [
     "Source",
     "Split",
     "Train",
+    "check_text",
     "load_spec",
 ]

@@ -73,8 +73,14 @@ def dotted(location: Location) -> str:
 
 def read_document(path: str | Path) -> Document:
     """Read a YAML mapping. Raises SpecError if it is unreadable, over 256 KiB, no text, no YAML, or has a key twice."""
-    document = Document(str(path))
-    content = _read(Path(path))
+    return parse_document(_read(Path(path)), str(path))
+
+
+def parse_document(content: bytes | str, path: str) -> Document:
+    """The YAML mapping that a text says; ``path`` is what errors call it. Raises SpecError as `read_document` does."""
+    if len(content) > MAX_BYTES:
+        raise SpecError(f"{path}: larger than {MAX_BYTES:,} bytes", hint="a job file is a short text")
+    document = Document(path)
     try:
         loader = _Loader(content)
         node = loader.get_single_node()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..errors import SpecError
-from .document import Document, Location, dotted, override, read_document
+from .document import Document, Location, dotted, override, parse_document, read_document
 from .sections import JobSpec
 
 _MOST_PROBLEMS = 10
@@ -35,6 +36,22 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
         return JobSpec.model_validate(document.values)
     except ValidationError as error:
         raise _spec_error(document, error.errors(include_url=False)) from None
+
+
+def check_text(text: str, name: str = "the text") -> dict[str, Any]:
+    """The values of a job file that was typed or pasted, as far as they are said there; its paths are left as they are.
+
+    Raises SpecError as `load_spec` does; without ``output.dir`` the service finds a folder.
+    """
+    document = parse_document(text, name)
+    said = copy.deepcopy(document.values)
+    document.values.setdefault("name", "job")
+    _add_output_dir(document)
+    try:
+        JobSpec.model_validate(document.values)
+    except ValidationError as error:
+        raise _spec_error(document, error.errors(include_url=False)) from None
+    return said
 
 
 def _name_of(path: Path) -> str:

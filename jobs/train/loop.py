@@ -23,6 +23,7 @@ from .position import Position
 from .saving import REST, Saver
 from .setup import OnPoint, Setup
 from .stopping import StopRequested
+from .tracing import Tracing
 
 Progress = Callable[[Mapping[str, float]], None]
 
@@ -69,6 +70,7 @@ class Loop:
         self._system = SystemMetrics(setup.directory.path)
         self.evaluation = Evaluation(setup, streamed)
         predicted = setup.policy.predicted
+        self._tracing = Tracing(streamed, setup.directory.timeline)
         self.pace = Pace(predicted.step_s if predicted else None)
         self._saved: tuple[int, int] = (0, 0)
         """Step of the last save, and evaluations until then."""
@@ -125,6 +127,7 @@ class Loop:
 
     def _take_step(self, rows: list[int], left: int) -> None:
         started, stalls = time.perf_counter(), Stalls(self.streamed)
+        self._tracing.begin()
         batch = self._collated(rows)
         loss, figures = self._gradients(batch)
         self._on_point("step")
@@ -135,13 +138,15 @@ class Loop:
         self._on_point("stepped")
         seconds = time.perf_counter() - started
         self.pace.add(batch, seconds)
+        waited = stalls.read()
+        self._tracing.end(self.step, waited)
         self.report(
             {
                 "loss": loss,
                 **figures,
                 "learning_rate": rate,
                 **step_metrics(self.streamed, batch, result, seconds),
-                **stalls.read(),
+                **waited,
                 "stall_save_s": self.saver.stall_s,
                 **self._system.read(),
             }

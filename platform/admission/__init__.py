@@ -1,6 +1,16 @@
 """Whether and how a job can run on the nodes that there are. Planning itself happens in another process."""
 
 from .planner import PlannerProcess
-from .values import Admission, AdmissionOrder, Planner, Way
+from .values import STAGE, Admission, AdmissionOrder, Answer, Found, Planner, Question, Way
 
-__all__ = ["Admission", "AdmissionOrder", "Planner", "PlannerProcess", "Way"]
+__all__ = [
+    "STAGE",
+    "Admission",
+    "AdmissionOrder",
+    "Answer",
+    "Found",
+    "Planner",
+    "PlannerProcess",
+    "Question",
+    "Way",
+]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from ...jobs.errors import LazytrainError, error_of
-from .values import Admission, AdmissionOrder
+from .values import Admission, AdmissionOrder, Answer, Found, Question
 
 log = logging.getLogger(__name__)
 
@@ -37,18 +37,18 @@ class PlannerProcess:
         self._module = module
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._waiting: dict[str, AdmissionOrder] = {}
+        self._waiting: dict[str, AdmissionOrder | Question] = {}
         self._sent: list[str] = []
         """Jobs among them that the process has, in the order in which it plans them."""
-        self._found: dict[str, Admission | LazytrainError] = {}
+        self._found: dict[str, Found] = {}
 
-    def submit(self, order: AdmissionOrder) -> None:
+    def submit(self, order: AdmissionOrder | Question) -> None:
         """Take the order, unless the process has it already."""
         if order.job not in self._sent:
             self._waiting[order.job] = order
             self._feed()
 
-    def results(self) -> dict[str, Admission | LazytrainError]:
+    def results(self) -> dict[str, Found]:
         """Answers that have come in; when the process died, its oldest order is given up and the rest sent again."""
         while not self._lines.empty():
             self._take(self._lines.get())
@@ -72,6 +72,8 @@ class PlannerProcess:
         self._sent = [job for job in self._sent if job != answer["job"]]
         if "error" in answer:
             self._found[answer["job"]] = error_of(**answer["error"])
+        elif "values" in answer:
+            self._found[answer["job"]] = Answer(values=answer["values"])
         else:
             self._found[answer["job"]] = Admission.model_validate(answer["admission"])
 
@@ -99,7 +101,7 @@ class PlannerProcess:
             self._sent.append(order.job)
             self._send(order)
 
-    def _send(self, order: AdmissionOrder) -> None:
+    def _send(self, order: AdmissionOrder | Question) -> None:
         process = self._process or self._start()
         assert process.stdin is not None
         try:

@@ -1,6 +1,8 @@
 """The process that plans: one order a line on standard input, one answer a line on standard output.
 
-{"job": "j-1", "admission": {...}}    or    {"job": "j-1", "error": {"code", "message", "hint", "field"}}
+    {"job": "j-1", "admission": {...}}    or    {"job": "j-1", "error": {"code", "message", "hint", "field"}}
+
+An order with the key ``kind`` is a `Question`, whose answer has ``values`` in place of ``admission``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any, TextIO
 from ...jobs.errors import LazytrainError
 from ..logs import quiet_libraries
 from .plan_job import plan_job
+from .questions import QUESTIONS
 from .values import AdmissionOrder
 
 
@@ -28,10 +31,12 @@ def main() -> None:
 
 
 def _answer(answers: TextIO, fields: dict[str, Any]) -> None:
-    order = AdmissionOrder(**fields)
-    answer: dict[str, Any] = {"job": order.job}
+    answer: dict[str, Any] = {"job": fields["job"]}
     try:
-        answer["admission"] = plan_job(order).model_dump(mode="json")
+        if "kind" in fields:
+            answer["values"] = QUESTIONS[fields["kind"]](fields["values"])
+        else:
+            answer["admission"] = plan_job(AdmissionOrder(**fields)).model_dump(mode="json")
     except LazytrainError as error:
         answer["error"] = error.to_dict()
     except Exception as error:  # one job that cannot be planned must not keep the others from it

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ...jobs.errors import LazytrainError
 from ...jobs.frozen import Frozen
+
+STAGE = "plan"
+"""Stage of a job under which the store keeps its `Admission`."""
 
 
 class Way(Frozen):
@@ -56,13 +59,35 @@ class AdmissionOrder:
     """Orders of higher priority are planned first."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Something else that only the planning process can answer."""
+
+    job: str
+    """Name of the question."""
+    kind: str
+    """``shape`` or ``timeline``, see `questions`."""
+    values: Mapping[str, Any]
+    priority: int = 1 << 30
+    """Before all jobs: somebody looks at a page and waits."""
+
+
+class Answer(Frozen):
+    """The answer to a `Question`, as JSON values."""
+
+    values: dict[str, Any]
+
+
+Found: TypeAlias = "Admission | Answer | LazytrainError"
+
+
 class Planner(Protocol):
     """Plans jobs, one after the other, while the controller does something else."""
 
-    def submit(self, order: AdmissionOrder) -> None:
+    def submit(self, order: AdmissionOrder | Question) -> None:
         """Plan this job some time; a job that is planned already is not planned twice."""
 
-    def results(self) -> dict[str, Admission | LazytrainError]:
+    def results(self) -> dict[str, Found]:
         """What has been found since the last call, by job."""
 
     def close(self) -> None:

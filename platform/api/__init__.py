@@ -2,5 +2,7 @@
 
 from .application import create_app
 from .first_user import first_user
+from .in_process import InProcess
+from .origins import READS, Origins, Refusal
 
-__all__ = ["create_app", "first_user"]
+__all__ = ["READS", "InProcess", "Origins", "Refusal", "create_app", "first_user"]

@@ -12,9 +12,10 @@ from .. import schemas
 from ..admission import Planner
 from ..settings import Settings
 from ..store import Store
-from . import files, jobs, problems, service_routes
+from . import files, jobs, problems, prometheus, service_routes
 from .guard import Guard
 from .plans import Plans
+from .series import SeriesReader
 
 PREFIX = "/api/v1"
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -34,8 +35,10 @@ def create_app(store: Store, settings: Settings, planner: Planner) -> FastAPI:
         responses=_ERRORS,
     )
     app.state.store, app.state.settings = store, settings
+    app.state.series = SeriesReader()
     app.state.plans = Plans(planner, str(settings.home / "rows"))
     problems.install(app)
     for router in (jobs.router, files.router, service_routes.router):
         app.include_router(router, prefix=PREFIX)
+    app.include_router(prometheus.router)
     return app

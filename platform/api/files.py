@@ -5,20 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path as File
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
 
 from ...jobs.errors import NotFound
 from .. import schemas
 from ..artifacts import MOST_LOG_BYTES, JobFiles, as_text, inside, last_lines, read_json, read_log, read_rows
 from ..store import Job
-from .access import VisibleJob
+from .access import StoreOf, VisibleJob
+from .plans import Plans
+from .series import SeriesReader
 from .views import finite
 
 router = APIRouter(tags=["files"])
 
 _Offset = Annotated[int | None, Query(ge=0, le=2**62)]
+_MetricName = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,100}$")]
 _CHECKPOINT = re.compile(r"step-(\d{8,})-\d{6,}")
 
 
@@ -55,6 +59,21 @@ def metrics(
     return schemas.MetricsPart(rows=finite(rows), offset=behind)
 
 
+@router.get("/jobs/{job_id}/series")
+def series(
+    job: VisibleJob,
+    request: Request,
+    name: Annotated[list[_MetricName], Query(min_length=1, max_length=20)],
+    points: Annotated[int, Query(ge=2, le=5000)] = 400,
+) -> schemas.SeriesAnswer:
+    """Metrics by name over the steps, each thinned to about ``points`` points: no peak and no gap is lost."""
+    path = JobFiles(job.run_dir).metrics
+    if not _readable(job, path):
+        return schemas.SeriesAnswer(series={})
+    reader: SeriesReader = request.app.state.series
+    return reader.read(path, name, points)
+
+
 @router.get("/jobs/{job_id}/policy")
 def policy(job: VisibleJob) -> dict[str, Any]:
     """What was planned for the job, as it runs."""
@@ -62,9 +81,18 @@ def policy(job: VisibleJob) -> dict[str, Any]:
 
 
 @router.get("/jobs/{job_id}/timeline")
-def timeline(job: VisibleJob) -> dict[str, Any]:
-    """The measured timeline of a step."""
-    return _record(job, JobFiles(job.run_dir).timeline, "timeline")
+def timeline(
+    job: VisibleJob, request: Request, store: StoreOf, kind: Literal["measured", "predicted"] = "measured"
+) -> dict[str, Any]:
+    """The timeline of a step as it was measured, or as the simulator expects it on the job's node."""
+    if kind == "measured":
+        return _record(job, JobFiles(job.run_dir).timeline, "timeline")
+    found = _record(job, JobFiles(job.run_dir).policy, "policy")
+    profile = store.nodes.get(job.node).profile if job.node else None
+    if not profile:
+        raise NotFound(f"the node of job {job.id} is not measured")
+    plans: Plans = request.app.state.plans
+    return plans.question("timeline", {"spec": dict(job.spec), "policy": found, "profile": dict(profile)})
 
 
 @router.get("/jobs/{job_id}/checkpoints")

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import anyio.to_thread
 from starlette.datastructures import Headers
@@ -16,11 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...jobs.errors import LazytrainError
 from ..settings import Settings
 from ..store import AuditEntry, Store, User
+from .origins import READS, Origins
 from .problems import answer, answer_to
 
 MOST_BODY_BYTES = 1 << 20
-_READS = ("GET", "HEAD")
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
@@ -55,7 +53,7 @@ class Guard:
     def __init__(self, app: ASGIApp, store: Store, settings: Settings) -> None:
         self._app = app
         self._store = store
-        self._names = {*_LOOPBACK, settings.api_host.lower(), *(name.lower() for name in settings.api_names)}
+        self._origins = Origins.of(settings)
         self._users = Buckets(settings.requests_per_minute)
         self._strangers = Buckets(_BAD_TOKENS_PER_MINUTE)
 
@@ -81,7 +79,7 @@ class _Passage:
     user: User | None = None
 
     async def go(self) -> None:
-        changes = self.scope["method"] not in _READS
+        changes = self.scope["method"] not in READS
         refusal = self._from_where() or (self._kind_of_body() if changes else None) or await self._who()
         if refusal is None and changes:
             refusal = await self._read_body()
@@ -99,18 +97,8 @@ class _Passage:
         return Headers(scope=self.scope)
 
     def _from_where(self) -> Response | None:
-        """A page of somebody else's must not reach us through a browser, nor by a name of its own for our address."""
-        host = self._headers.get("host", "")
-        if _host_name(host) not in self.guard._names:
-            return answer(
-                403, "bad_host", "the request names another host", "reach the API by the address it listens on"
-            )
-        origin = self._headers.get("origin")
-        if origin is not None and self.scope["method"] not in _READS:
-            parts = urlsplit(origin)
-            if parts.scheme not in ("http", "https") or parts.netloc.lower() != host.lower():
-                return answer(403, "bad_origin", "the request comes from a page of another site")
-        return None
+        refusal = self.guard._origins.refusal(self._headers, self.scope["method"])
+        return refusal and answer(refusal.status, refusal.code, refusal.message, refusal.hint)
 
     def _kind_of_body(self) -> Response | None:
         kind = self._headers.get("content-type")
@@ -179,11 +167,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
-
-
-def _host_name(host: str) -> str:
-    """The host without its port."""
-    return re.sub(r":\d+$", "", host).lower()
 
 
 def _remote(scope: Scope) -> str:

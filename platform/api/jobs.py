@@ -78,9 +78,9 @@ def stop_many(body: schemas.StopMany, user: Submitter, store: StoreOf) -> schema
 
 
 @router.get("/jobs/{job_id}")
-def show(job: VisibleJob) -> schemas.JobView:
+def show(job: VisibleJob, settings: SettingsOf) -> schemas.JobView:
     """One job, with its job file."""
-    return job_view(job, spec=True)
+    return job_view(job, spec=True, mlflow_pages=settings.mlflow_pages)
 
 
 @router.patch("/jobs/{job_id}", status_code=202)

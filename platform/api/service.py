@@ -1,13 +1,16 @@
-"""The API's process.
+"""The API's process, for whatever else is served beside it on its port.
 
-python -m lazytrain.platform.api.service
+python -m lazytrain.platform.api.service        the API alone
 """
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
+from typing import TypeAlias
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from ...jobs.errors import InputError
 from ..admission import PlannerProcess
@@ -16,9 +19,11 @@ from ..store import Store
 from .application import create_app
 from .first_user import first_user
 
+Application: TypeAlias = ASGIApp
 
-def main() -> None:
-    """Serve until told to end."""
+
+def serve(with_pages: Callable[[Application, Settings], Application] = lambda api, settings: api) -> None:
+    """Serve until told to end. ``with_pages`` may put pages beside the API: what does not begin with ``/api/``."""
     settings = Settings.read()
     check_address(settings)
     store = Store(settings.database_url)
@@ -26,7 +31,7 @@ def main() -> None:
     planner = PlannerProcess(settings.log_dir / "api-planner.log")
     try:
         uvicorn.run(
-            create_app(store, settings, planner),
+            with_pages(create_app(store, settings, planner), settings),
             host=settings.api_host,
             port=settings.api_port,
             log_level="warning",
@@ -60,4 +65,4 @@ def _is_loopback(host: str) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    serve()

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from ...jobs.errors import Forbidden, SpecError
 from ...jobs.frozen import digest
 from ...jobs.spec import JobSpec
+from ...schedulers.hardware import known_models
 from ..artifacts import inside
 from ..settings import Settings
 from ..store import NewJob
@@ -65,6 +66,12 @@ def resolve(spec: Mapping[str, Any], settings: Settings) -> JobSpec:
         _check(field, text, settings)
     _check_code(checked, settings)
     return checked
+
+
+def check_model(name: str, settings: Settings) -> None:
+    """Raise SpecError for a model that is neither a name nor a path below the allowed folders."""
+    if name.lower() not in known_models() and not _HUB_ID.fullmatch(name):
+        _check("model", name, settings)
 
 
 def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:

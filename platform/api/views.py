@@ -2,32 +2,72 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
-from collections.abc import Iterable
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ...jobs.lifecycle import JobState
 from .. import schemas
-from ..artifacts import JobFiles, read_json
-from ..store import Event, Job, Node, User
+from ..admission import STAGE
+from ..artifacts import JobFiles, inside, read_json, read_log
+from ..store import Event, Job, Node, Store, User
 from .access import sees_all
 
+ON_NODES = (JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.RECOVERING)
+"""States in which a job holds a GPU."""
+_STEP_FIGURES = ("tokens_per_s", "predicted_step_s", "loss", "gpu_bytes")
+_RUN_ID = re.compile(r"[0-9a-zA-Z_-]{1,64}")
+_END_BYTES = 8 << 10
+"""Enough of a metric log's end to hold some steps."""
 
-def job_view(job: Job, *, spec: bool = False) -> schemas.JobView:
-    """A job; with its job file where it is asked for alone."""
+
+def job_view(job: Job, *, spec: bool = False, mlflow_pages: str = "") -> schemas.JobView:
+    """A job; with its job file, and its run in MLflow, where it is asked for alone."""
     fields = {name: getattr(job, name) for name in schemas.JobView.model_fields if hasattr(job, name)}
     fields["state"] = job.state.value
     fields["after"] = list(job.after)
     fields["outcome"] = finite(dict(job.outcome))
-    fields["spec"] = dict(job.spec) if spec else None
+    if spec:
+        fields["spec"] = dict(job.spec)
+        fields["mlflow_run"] = run = _mlflow_run(JobFiles(job.run_dir))
+        fields["mlflow_url"] = f"{mlflow_pages.rstrip('/')}/#/runs/{run}" if run and mlflow_pages else None
     # A list of jobs that have ended is not worth a file for each of them.
-    return schemas.JobView(**fields, progress=_progress(job) if spec or not job.state.final else None)
+    return schemas.JobView(**fields, progress=progress_of(job) if spec or not job.state.final else None)
 
 
-def _progress(job: Job) -> schemas.Progress | None:
+def _mlflow_run(files: JobFiles) -> str | None:
+    record = read_json(files.mlflow) if inside(files.mlflow, files.path) else None
+    run = record.get("run_id") if record else None
+    return run if isinstance(run, str) and _RUN_ID.fullmatch(run) else None
+
+
+def progress_of(job: Job) -> schemas.Progress | None:
+    """How far the job's last attempt is, as its training process said last; None before the first word."""
     if not job.attempt:
         return None
-    beat = read_json(JobFiles(job.run_dir).attempt(job.attempt).beat)
-    return schemas.Progress(**finite({k: beat[k] for k in ("step", "total_steps", "step_s")})) if beat else None
+    files = JobFiles(job.run_dir)
+    beat = read_json(files.attempt(job.attempt).beat)
+    if not beat:
+        return None
+    last = _last_step(files.metrics) if inside(files.metrics, files.path) else {}
+    known = {name: last[name] for name in _STEP_FIGURES if isinstance(last.get(name), int | float)}
+    return schemas.Progress(**finite({**{name: beat[name] for name in ("step", "total_steps", "step_s")}, **known}))
+
+
+def _last_step(metrics: Path) -> dict[str, Any]:
+    """The newest row of the metric log that is about a step of training."""
+    text, _ = read_log(metrics, limit=_END_BYTES)
+    for line in reversed(text.split("\n")):
+        with contextlib.suppress(ValueError):
+            row = json.loads(line) if '"tokens_per_s"' in line else None
+            if isinstance(row, dict):
+                return row
+    return {}
 
 
 def event_view(event: Event) -> schemas.EventView:
@@ -42,17 +82,38 @@ def event_view(event: Event) -> schemas.EventView:
     )
 
 
-def node_view(node: Node, jobs: Iterable[Job]) -> schemas.NodeView:
-    """A node, with those of ``jobs`` that run there."""
+def node_views(store: Store, nodes: Iterable[Node], user: User | None) -> list[schemas.NodeView]:
+    """Nodes, with what all jobs there hold, and which of them the user may see: for nobody, none."""
+    jobs = store.jobs.list(states=ON_NODES)
+    plans = store.jobs.stages_of((job.id for job in jobs), STAGE)
+    return [_node_view(node, [job for job in jobs if job.node == node.name], plans, user) for node in nodes]
+
+
+def _node_view(
+    node: Node, jobs: Sequence[Job], plans: Mapping[str, Mapping[str, Any]], user: User | None
+) -> schemas.NodeView:
     fields = {name: getattr(node, name) for name in schemas.NodeView.model_fields if hasattr(node, name)}
     fields["profile"] = finite(dict(node.profile))
-    here = [job.id for job in jobs if job.node == node.name]
-    return schemas.NodeView(**fields, measured=bool(node.profile), jobs=here)
+    ways = [plans[job.id]["ways"].get(node.kind, {}) for job in jobs if job.id in plans]
+    return schemas.NodeView(
+        **fields,
+        measured=bool(node.profile),
+        busy=len(jobs),
+        held_host_bytes=sum(way.get("option", {}).get("host_bytes", 0) for way in ways),
+        held_nvme_bytes=sum(way.get("option", {}).get("nvme_bytes", 0) for way in ways),
+        jobs=[job.id for job in jobs if user is not None and _shown(job, user)],
+    )
 
 
-def queue_entry(job: Job, user: User) -> schemas.QueueEntry:
-    """A job in the queue, without what the user may not see of it."""
-    shown = job.user == user.name or sees_all(user)
+def _shown(job: Job, user: User) -> bool:
+    return job.user == user.name or sees_all(user)
+
+
+def queue_entry(job: Job, user: User, expected: Mapping[str, tuple[float | None, float | None]]) -> schemas.QueueEntry:
+    """A job in the queue, without what the user may not see of it; ``expected`` are start and end of waiting jobs."""
+    shown = _shown(job, user)
+    progress = progress_of(job) if shown and job.state is not JobState.QUEUED else None
+    start, end = expected.get(job.id, (None, None))
     return schemas.QueueEntry(
         id=job.id if shown else None,
         user=job.user if shown else None,
@@ -61,7 +122,20 @@ def queue_entry(job: Job, user: User) -> schemas.QueueEntry:
         reason=job.reason if shown else "",
         sentence=job.sentence if shown else "",
         queued_at=job.queued_at,
+        name=job.name if shown else None,
+        node=job.node if shown else None,
+        started_at=job.started_at if shown else None,
+        attempt=job.attempt if shown else 0,
+        expected_start=start,
+        expected_end=_end(progress, time.time()) if progress and job.state is JobState.RUNNING else end,
+        progress=progress,
     )
+
+
+def _end(progress: schemas.Progress, now: float) -> float | None:
+    """When a running job has taken all of its steps, at the pace that it has."""
+    left = progress.total_steps - progress.step
+    return now + left * progress.step_s if progress.step_s and left > 0 else None
 
 
 def finite(value: Any) -> Any:

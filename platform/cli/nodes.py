@@ -72,12 +72,21 @@ def _live(client: Client, every: float) -> None:
 
 def _screen(client: Client) -> Group:
     from ...jobs.lifecycle import JobState
+    from .. import facts
+    from . import charts
 
-    health = client.health()
+    health, found = client.health(), client.nodes()
     jobs = client.jobs(states=[state.value for state in JobState if not state.final], limit=100)
     leader = health.leader or "[red]none: nothing is started or ended[/red]"
     counts = "  ".join(f"{state} {count}" for state, count in sorted(health.jobs.items()))
-    return Group(f"leader {leader}   {counts}", node_table(client.nodes()), job_table(jobs, "jobs"))
+    rate = sum(job.progress.tokens_per_s or 0.0 for job in jobs if job.progress and job.state == "RUNNING")
+    return Group(
+        f"leader {leader}   {counts}   {rate:,.0f} tokens/s",
+        charts.usage_table("in use", facts.lab_usage(found)),
+        node_table(found),
+        job_table(jobs, "jobs"),
+        charts.queue_table(facts.queue_facts(client.queue(), time.time())),
+    )
 
 
 def node_table(found: Iterable[NodeView]) -> Table:

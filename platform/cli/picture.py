@@ -35,7 +35,12 @@ def write_page(path: Path, policy: Policy, facts: ModelFacts, profile: HardwareP
         figures["proof"] = f"no policy is faster by more than {policy.certificate.gap:.2%}"
     rows = f"{facts.micro_batch} x {facts.sequence_length} tokens"
     title = f"{facts.architecture}, {facts.parameters / 1e9:.3g} B parameters, {rows} on {profile.name}"
+    write_text(path, page(title, policy, simulate(policy, facts, profile), figures))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the file. Raises InputError where it cannot be written."""
     try:
-        path.write_text(page(title, policy, simulate(policy, facts, profile), figures), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from error

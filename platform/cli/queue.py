@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,15 +17,17 @@ from ...jobs.errors import InputError, LazytrainError, Unauthorized, Unreachable
 from ..settings import Settings
 from . import options
 from .output import Answered, Output
+from .picture import write_text
 
 if TYPE_CHECKING:
     from ..client import Client
+    from ..facts import StepTimes
     from ..schemas import EventView, JobView
 
 EPILOGS = {
     "submit": "Example:  lazytrain submit job.yaml --set train.batch=16 -d",
     "ps": "Example:  lazytrain ps --all",
-    "show": "Example:  lazytrain show j-0123456789",
+    "show": "Example:  lazytrain show j-0123456789 --html job.html",
     "logs": "Example:  lazytrain logs -f j-0123456789",
     "stop": "Example:  lazytrain stop j-0123456789    or    lazytrain stop --all",
     "pause": "Example:  lazytrain pause j-0123456789",
@@ -120,13 +123,47 @@ def ps(
         output.result({"jobs": [_plain(job) for job in jobs]}, lambda console: console.print(job_table(jobs)))
 
 
-def show(job_id: Job, as_json: options.Json = False) -> None:
-    """One job: its state, why it waits or how it ended, and what happened to it."""
+def show(
+    job_id: Job,
+    html: Annotated[Path | None, typer.Option(help="Draw metrics, policy and timeline into this HTML file.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """One job: its state, why it waits or how it ended, how it goes, and what happened to it."""
     with Output.opened(as_json) as output:
+        from .. import facts
+
         client = connect()
         job, events = client.job(job_id), client.events(job_id)
-        data = {**_plain(job), "events": [event.model_dump(mode="json") for event in events]}
-        output.result(data, lambda console: draw_job(console, job, events))
+        times = facts.step_times(client, job_id)
+        if html is not None:
+            write_text(html, facts.job_report(client, job))
+        data = {
+            **_plain(job),
+            "events": [event.model_dump(mode="json") for event in events],
+            "step_time": {"measured_s": times.measured_s, "predicted_s": times.predicted_s, "ratio": times.ratio},
+        }
+
+        def draw(console: Console) -> None:
+            draw_job(console, job, events)
+            if times.measured_s is not None:
+                _draw_run(console, client, job, times)
+
+        output.result(data, draw)
+
+
+def _draw_run(console: Console, client: Client, job: JobView, times: StepTimes) -> None:
+    """How a job that has begun to train goes: metrics, policy, one step of it."""
+    from .. import facts
+    from . import charts
+
+    console.print(charts.series_table(facts.run_series(client, {job.id: job.name}, facts.METRICS)))
+    console.print(times.words)
+    policy = facts.job_map(client, job.id)
+    if policy is not None:
+        console.print(charts.map_text(policy))
+    timelines = facts.job_timelines(client, job.id)
+    if any(timelines):
+        console.print(charts.lanes_table(*timelines))
 
 
 def logs(

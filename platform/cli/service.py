@@ -28,6 +28,8 @@ DOWN_EPILOG = "Example:  lazytrain down"
 SERVE_EPILOG = "Example:  lazytrain serve --ray-address 10.0.0.1:6379 --host 0.0.0.0 --behind-proxy gpu.example.org"
 
 _PACKAGE = "lazytrain.platform"
+_API = [sys.executable, "-m", "lazytrain.dashboards.service"]
+"""API and pages in one process; it is named, not imported: pages are above the platform."""
 
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the API, by default 8470.")]
 Root = Annotated[list[Path] | None, typer.Option("--root", help="Folder that jobs may use; again for several.")]
@@ -54,10 +56,11 @@ def up(
         services = {
             "ray": _python("cluster.head", str(address), kind, device, str(count), *([str(cpus)] if cpus else [])),
             "controller": _python("controller.service", str(address)),
-            "api": _python("api.service"),
+            "api": _API,
         }
         if mlflow:
             services["mlflow"] = _mlflow_pages(settings, mlflow_port)
+            environment.setdefault(f"{PREFIX}MLFLOW_PAGES", settings.mlflow_pages or f"http://127.0.0.1:{mlflow_port}")
         with output.progress() as bars:
             _start(settings, services, environment)
             health = _wait_until_ready(settings, bars)
@@ -103,7 +106,7 @@ def serve(
         check_address(settings)
         os.environ.update(environment)
         home = settings.home.absolute()
-        _write_services(home, {"controller": _python("controller.service", ray_address), "api": _python("api.service")})
+        _write_services(home, {"controller": _python("controller.service", ray_address), "api": _API})
         where = _where(settings, None)
         output.result(where, lambda console: _draw(console, where))
         told = threading.Event()
@@ -231,6 +234,7 @@ def _wait_until_ready(settings: Settings, bars: Bars) -> Health:
 
 def _where(settings: Settings, mlflow_port: int | None) -> dict[str, Any]:
     return {
+        "dashboard": f"{settings.api_url}/",
         "api": settings.api_url,
         "token_file": str(settings.api_token_path.absolute()),
         "database": settings.database_url.split("@")[-1],

@@ -36,8 +36,9 @@ _FINAL = (InputError, DoesNotFit, ProgramError, NonFiniteGradient, CheckpointErr
 class Pulse:
     """Writes ``beat.json`` every second from a thread of its own, with how far the training is."""
 
-    def __init__(self, files: AttemptFiles) -> None:
+    def __init__(self, files: AttemptFiles, nvme_bytes: float = 0.0) -> None:
         self._files = files
+        self._nvme_bytes = nvme_bytes
         self._count, self._writing = 0, threading.Lock()
         self._done = threading.Event()
         self.step, self.total_steps, self.step_s = 0, 0, 0.0
@@ -73,7 +74,8 @@ class Pulse:
         with self._writing:
             self._count += 1
             now = {"beat": self._count, "step": self.step, "total_steps": self.total_steps, "step_s": self.step_s}
-            write_json(self._files.beat, {**now, "paused": self.paused}, durable=False)
+            more = {"paused": self.paused, "nvme_bytes": self._nvme_bytes}
+            write_json(self._files.beat, {**now, **more}, durable=False)
 
 
 def main(order_file: Path) -> int:
@@ -81,7 +83,8 @@ def main(order_file: Path) -> int:
     quiet_libraries()
     files = AttemptFiles(order_file.parent)
     order = RunOrder.from_dict(read_json(order_file) or {})
-    pulse = Pulse(files)
+    predicted = order.policy.get("predicted") or {}
+    pulse = Pulse(files, predicted.get("nvme_bytes", 0.0))
     outcome, code = end_of(lambda: _train(order, pulse))
     pulse.stop()
     update = {"step": pulse.step, "loss": pulse.loss, "node": order.node, "exit_code": code}

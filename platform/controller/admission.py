@@ -8,13 +8,12 @@ from typing import Any
 from ...jobs.errors import LazytrainError, NotFound
 from ...jobs.lifecycle import JobState
 from ...schedulers.hardware import same_gpu
-from ..admission import Admission, AdmissionOrder
+from ..admission import STAGE, Admission, AdmissionOrder
 from ..artifacts import JobFiles
 from ..store import Job
 from .desk import Desk
 from .words import rejection_sentence
 
-STAGE = "plan"
 LESS = 0.85
 """Part of each memory that is planned with after a run was out of memory."""
 

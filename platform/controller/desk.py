@@ -45,6 +45,8 @@ class Notes:
     used: Mapping[str, float] = field(default_factory=dict)
     """GPU seconds of each user, and when they were counted."""
     used_at: float = float("-inf")
+    foretold_at: float = float("-inf")
+    """When expected times were last written down."""
 
     def waited(self, claim: str, what: str, now: float) -> float:
         """Seconds since ``what`` was first asked about here."""

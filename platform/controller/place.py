@@ -12,21 +12,21 @@ from ...jobs.errors import LazytrainError, Unreachable
 from ...jobs.frozen import digest
 from ...jobs.lifecycle import JobState
 from ...schedulers.placement import Decisions, Preempt, Start, Wait, WaitCode
-from ..admission import Admission
+from ..admission import STAGE, Admission
 from ..artifacts import JobFiles
 from ..cluster.runs import Outcome, RunOrder
 from ..store import Job, Node
-from .admission import STAGE
 from .desk import ACTIVE, MOVING, PREEMPTED, SPILLING, Desk
 from .endings import fail
 from .failures import Failure
-from .searched import search_for, take_in, wants_search
 from .question import Table, fingerprint, question
+from .searched import search_for, take_in, wants_search
 
 log = logging.getLogger(__name__)
 _S = JobState
 _AGAIN_S = 30.0
 """Placement that had nothing to do is asked again after this time, or as soon as anything is different."""
+_FORETELL_EVERY_S = 5.0
 
 
 def place(desk: Desk) -> None:
@@ -75,6 +75,15 @@ def _act(desk: Desk, decisions: Decisions, table: Table) -> None:
     desk.for_each((ready[name] for name in starts), lambda job: _start(desk, job, starts[job.id], table))
     desk.for_each((running[name] for name in preempts), lambda job: _preempt(desk, job, preempts[job.id]))
     desk.for_each((ready[name] for name in waits if name in ready), lambda job: _wait(desk, job, waits[job.id]))
+    _foretell(desk, decisions)
+
+
+def _foretell(desk: Desk, decisions: Decisions) -> None:
+    """Let people know when their jobs are expected to run; now and then, because it changes all the time."""
+    now = desk.clock()
+    if now - desk.notes.foretold_at >= _FORETELL_EVERY_S:
+        desk.store.forecasts.put({wait.job: (wait.start_s, wait.end_s) for wait in decisions.waits}, now)
+        desk.notes.foretold_at = now
 
 
 # ---- the answer

@@ -7,7 +7,8 @@ from typing import Any
 from ..admission import Admission, Way
 from ..artifacts import JobFiles, read_json
 from ..store import Job, Node
-from .admission import LESS, STAGE
+from ..admission import STAGE
+from .admission import LESS
 from .desk import Desk
 
 

@@ -10,8 +10,8 @@ from ..store import Job
 from .desk import ON_NODES, Desk
 from .endings import fail, lost, requeue, settle
 from .failures import Failure
-from .searched import take_in
 from .pausing import keep_paused, make_it_pause, make_it_resume, pauses_in_memory
+from .searched import take_in
 
 _S = JobState
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from ...jobs.errors import InputError
 from ...jobs.spec import JobSpec
-from ...jobs.spec.document import Document, dotted, read_document
+from ...jobs.spec.document import Document, dotted, parse_document, read_document
 from . import axolotl, llamafactory, megatrain
 from .draft import Conversion, Draft
 
@@ -21,9 +21,19 @@ def convert(path: str | Path) -> Conversion:
     file from its own. Raises SpecError for a file that is not YAML, InputError for one of none of these trainers, for
     one of another kind of training, and for one that says too little.
     """
-    document = read_document(path)
+    return _checked(read_document(path), _name(Path(path)))
+
+
+def convert_text(text: str, name: str = "the text") -> Conversion | None:
+    """The same for a text that was pasted; None for one of none of these trainers. Raises as `convert` does."""
+    document = parse_document(text, name)
+    known = (llamafactory.is_llamafactory, axolotl.is_axolotl, megatrain.is_megatrain)
+    return _checked(document, "job") if any(fits(document.values) for fits in known) else None
+
+
+def _checked(document: Document, name: str) -> Conversion:
     conversion = _convert(document)
-    job = {"name": _name(Path(path)), **conversion.job}
+    job = {"name": name, **conversion.job}
     _check(job, document, conversion.source)
     return Conversion(conversion.source, job, conversion.notes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .audit import AuditStore
 from .database import Database
+from .forecasts import ForecastStore
 from .jobs import JobStore
 from .leases import LeaseStore
 from .nodes import NodeStore
@@ -20,6 +21,7 @@ class Store:
         self.nodes = NodeStore(self._database)
         self.people = PeopleStore(self._database)
         self.leases = LeaseStore(self._database)
+        self.forecasts = ForecastStore(self._database)
         self.audit = AuditStore(self._database)
 
     def close(self) -> None:

@@ -183,3 +183,13 @@ class LeaseRow(Table):
     owner: Mapped[str] = mapped_column(String(100))
     epoch: Mapped[int]
     expires_at: Mapped[float]
+
+
+class ForecastRow(Table):
+    """What placement expects, as it said last."""
+
+    __tablename__ = "forecasts"
+
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)
+    at: Mapped[float]
+    content: Mapped[dict[str, Any]]

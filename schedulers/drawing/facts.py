@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...jobs.policy import Policy
@@ -23,6 +25,8 @@ LANE_WORDS = {
     "nvme_write": "NVMe write",
     "cpu": "CPU",
 }
+_SHORTEST_WAIT = 1e-4
+"""Gaps of compute below this share of the step are no waiting: one operation ends and the next begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,28 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
+class ExposedSpan:
+    """Time in which nothing is computed: the exposed time of ``stream``, whose work ends where computing goes on."""
+
+    stream: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimelinePlot:
     """One step, stream by stream; streams that do nothing are left out."""
 
     step_s: float
     lanes: tuple[Lane, ...]
+    exposed: tuple[ExposedSpan, ...] = ()
+
+    def exposed_s(self) -> dict[str, float]:
+        """Exposed seconds of each stream."""
+        found: dict[str, float] = {}
+        for span in self.exposed:
+            found[span.stream] = found.get(span.stream, 0.0) + span.end_s - span.start_s
+        return found
 
 
 def policy_map(policy: Policy) -> PolicyMap:
@@ -99,4 +120,20 @@ def timeline_plot(timeline: Timeline) -> TimelinePlot:
         if spans:
             busy = sum(span.end_s - span.start_s for span in spans) / timeline.step_s if timeline.step_s else 0.0
             lanes.append(Lane(stream, LANE_WORDS[stream], busy, spans))
-    return TimelinePlot(timeline.step_s, tuple(lanes))
+    return TimelinePlot(timeline.step_s, tuple(lanes), tuple(_exposed(timeline)))
+
+
+def _exposed(timeline: Timeline) -> Iterator[ExposedSpan]:
+    """The gaps of the compute stream, each with the stream that ended last before computing went on.
+
+    In the simulator an operation starts when the last one that it waits for has ended, so that this is the one.
+    """
+    others = sorted((span.end_s, span.stream) for span in timeline.spans if span.stream != "compute")
+    ends = [end_s for end_s, _ in others]
+    compute = sorted((s.start_s, s.end_s) for s in timeline.spans if s.stream == "compute" and s.end_s > s.start_s)
+    free_from, shortest = 0.0, timeline.step_s * _SHORTEST_WAIT
+    for start_s, end_s in [*compute, (timeline.step_s, timeline.step_s)]:
+        last = bisect_right(ends, start_s + shortest) - 1
+        if start_s - free_from > shortest and last >= 0 and ends[last] > free_from:
+            yield ExposedSpan(others[last][1], free_from, start_s)
+        free_from = max(free_from, end_s)
