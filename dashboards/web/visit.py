@@ -18,7 +18,16 @@ from markupsafe import Markup
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from ...jobs.errors import Forbidden, InputError, LazytrainError, NotFound, Unauthorized, Unreachable
+from ...jobs.errors import (
+    Conflict,
+    Forbidden,
+    InputError,
+    LazytrainError,
+    NotFound,
+    TooMany,
+    Unauthorized,
+    Unreachable,
+)
 from ...platform.client import Client
 from ...platform.schemas import UserView
 from .reading import FRESH_S, Reads
@@ -255,4 +264,8 @@ def _status(error: LazytrainError) -> int:
         return 404
     if isinstance(error, Forbidden):
         return 403
+    if isinstance(error, Conflict):
+        return 409
+    if isinstance(error, TooMany):
+        return 429
     return 422 if isinstance(error, InputError) else 502

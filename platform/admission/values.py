@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeAlias
 from ...jobs.errors import LazytrainError
 from ...jobs.frozen import Frozen
 
-
 STAGE = "plan"
 """Stage of a job under which the store keeps its `Admission`."""
 

@@ -19,7 +19,6 @@ from ..store import Store
 from .application import create_app
 from .first_user import first_user
 
-
 Application: TypeAlias = ASGIApp
 
 
