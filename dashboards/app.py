@@ -51,10 +51,10 @@ def create_app(
 
 
 def beside(api: ASGIApp, pages: ASGIApp) -> ASGIApp:
-    """One application of both: what begins with ``/api/`` is the API's."""
+    """One application of both: ``/metrics`` and what begins with ``/api/`` are the API's."""
 
     async def either(scope: Scope, receive: Receive, send: Send) -> None:
-        is_page = scope["type"] == "http" and not scope["path"].startswith("/api/")
+        is_page = scope["type"] == "http" and scope["path"] != "/metrics" and not scope["path"].startswith("/api/")
         await (pages if is_page else api)(scope, receive, send)
 
     return either

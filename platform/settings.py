@@ -118,6 +118,11 @@ class Settings(BaseModel):
         return self.home / "logs"
 
     @property
+    def step_times_path(self) -> Path:
+        """Where the controller says how long its steps take."""
+        return self.home / "run" / "controller-steps.json"
+
+    @property
     def ray_token_path(self) -> Path:
         """File with the token of a local Ray, readable by its owner only."""
         return self.home / "ray_token"

@@ -12,7 +12,7 @@ from .. import schemas
 from ..admission import Planner
 from ..settings import Settings
 from ..store import Store
-from . import files, jobs, problems, service_routes
+from . import files, jobs, problems, prometheus, service_routes
 from .guard import Guard
 from .plans import Plans
 from .series import SeriesReader
@@ -40,4 +40,5 @@ def create_app(store: Store, settings: Settings, planner: Planner) -> FastAPI:
     problems.install(app)
     for router in (jobs.router, files.router, service_routes.router):
         app.include_router(router, prefix=PREFIX)
+    app.include_router(prometheus.router)
     return app

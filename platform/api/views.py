@@ -37,7 +37,7 @@ def job_view(job: Job, *, spec: bool = False, mlflow_pages: str = "") -> schemas
         fields["mlflow_run"] = run = _mlflow_run(JobFiles(job.run_dir))
         fields["mlflow_url"] = f"{mlflow_pages.rstrip('/')}/#/runs/{run}" if run and mlflow_pages else None
     # A list of jobs that have ended is not worth a file for each of them.
-    return schemas.JobView(**fields, progress=_progress(job) if spec or not job.state.final else None)
+    return schemas.JobView(**fields, progress=progress_of(job) if spec or not job.state.final else None)
 
 
 def _mlflow_run(files: JobFiles) -> str | None:
@@ -46,7 +46,8 @@ def _mlflow_run(files: JobFiles) -> str | None:
     return run if isinstance(run, str) and _RUN_ID.fullmatch(run) else None
 
 
-def _progress(job: Job) -> schemas.Progress | None:
+def progress_of(job: Job) -> schemas.Progress | None:
+    """How far the job's last attempt is, as its training process said last; None before the first word."""
     if not job.attempt:
         return None
     files = JobFiles(job.run_dir)
@@ -81,14 +82,16 @@ def event_view(event: Event) -> schemas.EventView:
     )
 
 
-def node_views(store: Store, nodes: Iterable[Node], user: User) -> list[schemas.NodeView]:
-    """Nodes, with what all jobs there hold, and which of them the user may see."""
+def node_views(store: Store, nodes: Iterable[Node], user: User | None) -> list[schemas.NodeView]:
+    """Nodes, with what all jobs there hold, and which of them the user may see: for nobody, none."""
     jobs = store.jobs.list(states=ON_NODES)
     plans = store.jobs.stages_of((job.id for job in jobs), STAGE)
     return [_node_view(node, [job for job in jobs if job.node == node.name], plans, user) for node in nodes]
 
 
-def _node_view(node: Node, jobs: Sequence[Job], plans: Mapping[str, Mapping[str, Any]], user: User) -> schemas.NodeView:
+def _node_view(
+    node: Node, jobs: Sequence[Job], plans: Mapping[str, Mapping[str, Any]], user: User | None
+) -> schemas.NodeView:
     fields = {name: getattr(node, name) for name in schemas.NodeView.model_fields if hasattr(node, name)}
     fields["profile"] = finite(dict(node.profile))
     ways = [plans[job.id]["ways"].get(node.kind, {}) for job in jobs if job.id in plans]
@@ -98,7 +101,7 @@ def _node_view(node: Node, jobs: Sequence[Job], plans: Mapping[str, Mapping[str,
         busy=len(jobs),
         held_host_bytes=sum(way.get("option", {}).get("host_bytes", 0) for way in ways),
         held_nvme_bytes=sum(way.get("option", {}).get("nvme_bytes", 0) for way in ways),
-        jobs=[job.id for job in jobs if _shown(job, user)],
+        jobs=[job.id for job in jobs if user is not None and _shown(job, user)],
     )
 
 
@@ -109,7 +112,7 @@ def _shown(job: Job, user: User) -> bool:
 def queue_entry(job: Job, user: User, expected: Mapping[str, tuple[float | None, float | None]]) -> schemas.QueueEntry:
     """A job in the queue, without what the user may not see of it; ``expected`` are start and end of waiting jobs."""
     shown = _shown(job, user)
-    progress = _progress(job) if shown and job.state is not JobState.QUEUED else None
+    progress = progress_of(job) if shown and job.state is not JobState.QUEUED else None
     start, end = expected.get(job.id, (None, None))
     return schemas.QueueEntry(
         id=job.id if shown else None,

@@ -25,6 +25,7 @@ from ..settings import Settings
 from ..store import Store
 from .controller import Controller
 from .ports import Config
+from .step_times import StepTimes
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def _run(settings: Settings, where: str) -> int:
     controller = Controller(name, store, runner, planner, decide, config, time.time)
     try:
         threading.Thread(target=_leave_with, args=(where, address), daemon=True).start()
-        return _loop(controller, runner, address, told)
+        return _loop(controller, runner, address, told, StepTimes(settings.step_times_path))
     finally:
         controller.resign()
         planner.close()
@@ -90,13 +91,15 @@ def _leave_with(where: str, address: str) -> None:
             os._exit(AGAIN)
 
 
-def _loop(controller: Controller, runner: RayRunner, address: str, told: threading.Event) -> int:
+def _loop(controller: Controller, runner: RayRunner, address: str, told: threading.Event, step_times: StepTimes) -> int:
     unreachable = 0
     while not told.wait(_EVERY_S):
         watchdog = threading.Timer(_LONGEST_STEP_S, os._exit, (AGAIN,))
         watchdog.daemon = True
         watchdog.start()
-        controller.step()
+        started = time.perf_counter()
+        if controller.step():
+            step_times.add(time.perf_counter() - started)
         unreachable = 0 if _answers(runner) else unreachable + 1
         watchdog.cancel()
         if unreachable >= _UNREACHABLE_STEPS:

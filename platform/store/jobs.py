@@ -108,6 +108,12 @@ class JobStore:
         with self._db.read() as session:
             return {JobState(state): count for state, count in session.execute(query)}
 
+    def failures(self) -> dict[str, int]:
+        """How many jobs have failed for each reason, also those that were removed."""
+        query = select(JobRow.reason, func.count()).where(JobRow.state == JobState.FAILED.value)
+        with self._db.read() as session:
+            return dict(session.execute(query.group_by(JobRow.reason)).tuples().all())
+
     def ask(self, job_ids: Iterable[str], user: str, action: Action, now: float, **argument: Any) -> Sequence[int]:
         """File the same request for each job, in one transaction; their numbers."""
         rows = [

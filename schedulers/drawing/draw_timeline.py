@@ -14,7 +14,7 @@ from ...jobs.units import format_bytes
 from .elements import data_table, figure, rect, rule, seconds, svg, text
 from .facts import LANE_WORDS, Lane, TimelinePlot
 
-LEFT, WIDTH, RIGHT = 104, 1100, 16
+LEFT, WIDTH, RIGHT = 150, 1100, 36
 LANE_HEIGHT, LANE_GAP, EXPOSED_HEIGHT = 22, 12, 5
 UNITS = 1000
 """Width of a lane in its own units: the whole drawn time."""

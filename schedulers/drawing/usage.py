@@ -19,6 +19,7 @@ class UsageBar:
     total: float
     words: str
 
+
 def draw_usage(title: str, bars: Iterable[UsageBar]) -> str:
     """One bar a resource; without bars, a sentence."""
     found = list(bars)

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 
 from lazytrain.jobs.lifecycle import JobState
+from lazytrain.jobs.policy import Boundary, LayerPolicy, Policy
+from lazytrain.jobs.timeline import Span, Timeline
+from lazytrain.platform.artifacts import JobFiles, write_json
 from lazytrain.platform.cli.app import run
 from lazytrain.platform.store import Lease, Move, Node
 
@@ -154,3 +158,43 @@ def test_words_of_a_job_are_text(
     job = asked(capsys, "submit", str(job_file), "-d")["id"]
     move(service, job, lease, JobState.REJECTED, "[red]not a colour[/red]")
     assert "[red]not a colour[/red]" in drawn(capsys, "show", job)
+
+
+def test_show_draws_how_a_job_goes_and_the_same_as_a_file(
+    service: Service, job_file: Path, lease: Lease, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    job = asked(capsys, "submit", str(job_file), "-d", "--set", "name=<b>")["id"]
+    assert asked(capsys, "show", job)["step_time"] == {"measured_s": None, "predicted_s": None, "ratio": None}
+    move(service, job, lease, JobState.STARTING, "starts", attempt=1, node="gpu-7")
+    files = JobFiles(service.store.jobs.get(job).run_dir)
+    files.claim(job)
+    rows = [
+        {"step": k, "loss": 2.0 / k if k != 3 else None, "step_s": 1.1, "predicted_step_s": 1.0} for k in range(1, 9)
+    ]
+    files.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    boundaries = (Boundary(index=0, home="host"), Boundary(index=1, home="gpu"))
+    policy = Policy(
+        model_digest="m", micro_batch=1, sequence_length=2, layers=(LayerPolicy(index=0),), boundaries=boundaries
+    )
+    policy.save(files.policy)
+    spans = [Span("load.0", "h2d", 0.0, 0.4, 1 << 20), Span("forward.0", "compute", 0.4, 1.0)]
+    write_json(files.timeline, Timeline(spans, 1.0).to_dict())
+    assert asked(capsys, "show", job)["step_time"]["ratio"] == pytest.approx(1.1)
+    told = drawn(capsys, "show", job, "--html", str(tmp_path / "job.html"))
+    assert "10.0% more time than predicted" in told and "█" in told and "×" in told
+    assert "boundaries HG" in told and "60%" in told and "400 ms" in told
+    page = (tmp_path / "job.html").read_text()
+    assert "&lt;b&gt;" in page and "<b>x" not in page and page.count('<svg class="plot plot-') == 4
+    assert run(["show", job, "--html", str(tmp_path / "absent" / "job.html")]) == 2
+
+
+def test_top_shows_use_and_expected_times(service: Service, job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = asked(capsys, "submit", str(job_file), "-d", "--set", "name=soon")["id"]
+    node = Node(name="gpu-7", address="x", kind="H800", device="cuda", cpus=8, gpus=2, alive=True)
+    service.store.nodes.see([node], 1.0)
+    now = time.time()
+    service.store.forecasts.put({job: (now + 60, now + 120)}, now)
+    told = drawn(capsys, "top", "--once")
+    assert "0 of 2 used" in told and "0 tokens/s" in told
+    assert "expected start and end" in told
+    assert "ends in 119" in told or "ends in 120" in told
