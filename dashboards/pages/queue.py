@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
+from markupsafe import Markup
 from starlette.responses import Response
 from starlette.routing import Route
 
 from ...jobs.errors import Conflict, InputError
 from ...platform.schemas import JobView, QueueEntry, QueueView
+from .. import facts, plots
 from ..web import Visit, page
 
 PER_PAGE = 50
@@ -43,6 +46,7 @@ def queue(visit: Visit) -> Response:
         running=sum(entry.state != "PAUSED" for entry in found.running),
         find=visit.asked("find"),
         mine=mine,
+        expected=lambda: Markup(plots.draw_queue(facts.queue_facts(found, time.time()))),
     )
 
 
