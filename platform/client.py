@@ -238,12 +238,13 @@ class Client:
     ) -> str:
         """File a request and wait for the controller's answer."""
         asked = self._ask(schemas.Accepted, method, f"/jobs/{_quoted(job_id)}{path}", body or {}, query=query)
-        deadline = time.monotonic() + 30
+        deadline, pause_s = time.monotonic() + 30, 0.1
         while time.monotonic() < deadline:
             answers = [self._ask(schemas.RequestAnswer, "GET", f"/requests/{number}") for number in asked.requests]
             if all(answer.done for answer in answers):
                 return "; ".join(answer.answer for answer in answers if answer.answer)
-            time.sleep(0.1)
+            time.sleep(pause_s)
+            pause_s = min(1.0, 1.5 * pause_s)
         return "no controller has answered yet: lazytrain up starts one"
 
     def _ask(

@@ -6,6 +6,7 @@ A page is a plain function from a `Visit` to a `Response`. It runs in a thread, 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -35,6 +36,7 @@ from .rendering import renderer
 from .sessions import Sessions
 
 Answer = TypeVar("Answer")
+log = logging.getLogger(__name__)
 
 MOST_FORM_BYTES = 1 << 20
 _THREADS = 40
@@ -220,6 +222,9 @@ def _run(function: Callable[[Visit], Response], visit: Visit) -> Response:
         return RedirectResponse(back.to, status_code=303)
     except LazytrainError as error:
         return _failed(visit, error)
+    except Exception:  # it is answered here, behind the door, so that the answer has its headers
+        log.exception("%s %s failed", visit.request.method, visit.request.url.path)
+        return _failed(visit, LazytrainError("this page failed; the log of the service has the trace"), 500)
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -240,9 +245,9 @@ def _to_login(request: Request) -> Response:
     return RedirectResponse(to, status_code=303)
 
 
-def _failed(visit: Visit, error: LazytrainError) -> Response:
+def _failed(visit: Visit, error: LazytrainError, status: int = 0) -> Response:
     """What went wrong, in words: in the place of the page, or told to the script, which leaves the page as it is."""
-    status = _status(error)
+    status = status or _status(error)
     words = f"{error.message} ({error.hint})" if error.hint else error.message
     if visit.by_script:
         return Response(words, status_code=status, media_type="text/plain", headers={"x-said": quote(words)})
