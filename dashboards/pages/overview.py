@@ -112,7 +112,7 @@ def _node_notices(nodes: Sequence[NodeView]) -> Iterator[Notice]:
             words = "waits to be measured"
         if words:
             tone = "bad" if not node.alive or node.faults else "warn"
-            yield Notice(tone, f"Node {node.name} {words}.", f"/nodes#{node.name}", "Node")
+            yield Notice(tone, f"Node {node.name} {words}.", f"/nodes#node-{node.name}", "Node")
 
 
 def _job_notices(entry: QueueEntry) -> Iterator[Notice]:

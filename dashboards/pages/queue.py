@@ -84,12 +84,12 @@ def act(visit: Visit) -> Response:
         raise InputError(f"a job cannot be told to {action}")
     if action == "retry":
         again = visit.client.retry(job_id)
-        return visit.done(f"{again.name} waits as {again.id}.", f"/jobs/{again.id}")
-    back = "/queue" if action == "remove" else f"/jobs/{job_id}"
+        return visit.done(f"{again.name} waits as {again.id}.", f"/jobs/{again.id}", leave=True)
     refusal = _change(visit, job_id, action)
     if refusal:
         raise Conflict(refusal)
-    return visit.done(_DONE[action], back)
+    removed = action == "remove"
+    return visit.done(_DONE[action], "/queue?show=ended" if removed else f"/jobs/{job_id}", leave=removed)
 
 
 _DONE = {

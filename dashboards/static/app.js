@@ -88,7 +88,7 @@
     if (successful) {
       recover();
       const said = saidIn(xhr);
-      if (said) say(said, xhr.getResponseHeader("x-tone") || "good");
+      if (said) say(said, "good");
       if (xhr.status === 204) document.body.dispatchEvent(new Event("anew"));
     } else if (xhr.status >= 500) {
       fail(saidIn(xhr) || "The service does not answer.");
@@ -133,7 +133,5 @@
     setInterval(() => showTimes(document), 10000);
     byId("theme").addEventListener("click", toggleTheme);
     for (const log of document.querySelectorAll("pre.log")) log.scrollTop = log.scrollHeight;
-    const said = new URLSearchParams(location.search).get("said");
-    if (said) say(said, new URLSearchParams(location.search).get("tone") === "bad" ? "bad" : "good");
   });
 })();

@@ -111,9 +111,12 @@ class Visit:
         return self.asked("part")
 
     def here(self, **changes: Any) -> str:
-        """The address of this page with words of its query changed; None takes one out."""
+        """The address of this page with words of its query changed; None takes one out.
+
+        It is that of the whole page, also where only a part was asked for.
+        """
         given = self.request.query_params.multi_items()
-        kept = [pair for pair in given if pair[0] not in ("said", "tone", *changes)]
+        kept = [pair for pair in given if pair[0] not in ("part", *changes)]
         kept += [(name, str(value)) for name, value in changes.items() if value is not None]
         return self.request.url.path + (f"?{urlencode(kept)}" if kept else "")
 
@@ -139,17 +142,15 @@ class Visit:
         }
         return answer(self.request, template, self.part, status, context)
 
-    def done(self, said: str, back: str) -> Response:
-        """After a change: the script says so and reads the page anew, a plain form goes back to ``back``."""
+    def done(self, said: str, back: str, *, leave: bool = False) -> Response:
+        """After a change: the script says so and reads the page anew, a plain form goes to ``back``.
+
+        With ``leave`` the script goes there too: what was changed is not on this page any more.
+        """
         self.state.reads.forget(self.token)
-        return told(self.request, said, "good", back)
-
-
-@dataclass
-class Back(Exception):
-    """Ends a page function with a redirect."""
-
-    to: str
+        if not self.by_script:
+            return RedirectResponse(back, status_code=303)
+        return Response(status_code=204, headers={"hx-redirect": back} if leave else {"x-said": quote(said)})
 
 
 def answer(request: Request, template: str, part: str, status: int, context: Mapping[str, Any]) -> Response:
@@ -166,13 +167,6 @@ def answer(request: Request, template: str, part: str, status: int, context: Map
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return HTMLResponse(html, status_code=status, headers=headers)
-
-
-def told(request: Request, said: str, tone: str, back: str) -> Response:
-    """Say what became of a change, to the script in a header, else in a word of the address that we return to."""
-    if request.headers.get("hx-request") == "true":
-        return Response(status_code=204, headers={"x-said": quote(said), "x-tone": tone})
-    return RedirectResponse(f"{back}{'&' if '?' in back else '?'}said={quote(said)}&tone={tone}", status_code=303)
 
 
 def theme_of(request: Request) -> str:
@@ -218,8 +212,6 @@ def open_page(function: Callable[[Visit], Response]) -> Callable[[Request], Any]
 def _run(function: Callable[[Visit], Response], visit: Visit) -> Response:
     try:
         return function(visit)
-    except Back as back:
-        return RedirectResponse(back.to, status_code=303)
     except LazytrainError as error:
         return _failed(visit, error)
     except Exception:  # it is answered here, behind the door, so that the answer has its headers
