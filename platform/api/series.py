@@ -14,10 +14,13 @@ from ...schedulers.drawing import thin
 from ..artifacts import read_rows
 from ..schemas import SeriesAnswer, SeriesView
 
-_MOST_LOGS = 32
+_MOST_VALUES = 8_000_000
+"""Values that are kept of all logs together: 128 MiB with their steps."""
 _MOST_NAMES = 200
 _CHUNK_BYTES = 4 << 20
 _RESERVED = {"step", "time"}
+_HUGE = 1.7e308
+"""Nothing finite is beyond it, and a NaN is neither below nor above it."""
 _NAN = float("nan")
 
 
@@ -61,26 +64,27 @@ class _Log:
                     continue
                 self.steps[name], self.values[name] = array("q"), array("d")
             self.steps[name].append(step)
-            self.values[name].append(_NAN if value is None else float(value))
+            finite = value is not None and -_HUGE <= value <= _HUGE
+            self.values[name].append(float(value) if finite else _NAN)
 
     def view(self, name: str, points: int) -> SeriesView:
         key = (name, points)
         if key not in self.thinned:
             steps, values = self.steps[name], self.values[name]
-            finite = [value if -_HUGE <= value <= _HUGE else None for value in values]
+            finite = [value if value == value else None for value in values]
             chosen = thin(finite, points)
             self.thinned[key] = SeriesView(
                 steps=[steps[k] for k in chosen], values=[finite[k] for k in chosen], count=len(values)
             )
         return self.thinned[key]
 
-
-_HUGE = 1.7e308
-"""Nothing finite is beyond it, and a NaN is neither below nor above it."""
+    def __len__(self) -> int:
+        """Values that are kept."""
+        return sum(map(len, self.values.values()))
 
 
 class SeriesReader:
-    """Reads metric logs for many threads; keeps the values of the last few jobs that were asked for."""
+    """Reads metric logs for many threads; keeps the values of the jobs that were asked for last."""
 
     def __init__(self) -> None:
         self._logs: OrderedDict[Path, _Log] = OrderedDict()
@@ -91,12 +95,18 @@ class SeriesReader:
         log = self._log(path)
         with log.alone:
             log.read_on()
-            return SeriesAnswer(series={name: log.view(name, points) for name in names if name in log.steps})
+            found = {name: log.view(name, points) for name in names if name in log.steps}
+        self._make_room()
+        return SeriesAnswer(series=found)
 
     def _log(self, path: Path) -> _Log:
         with self._alone:
             log = self._logs.setdefault(path, _Log(path))
             self._logs.move_to_end(path)
-            while len(self._logs) > _MOST_LOGS:
-                self._logs.popitem(last=False)
             return log
+
+    def _make_room(self) -> None:
+        with self._alone:
+            kept = sum(map(len, self._logs.values()))
+            while kept > _MOST_VALUES and len(self._logs) > 1:
+                kept -= len(self._logs.popitem(last=False)[1])

@@ -15,9 +15,9 @@ from ...schedulers.drawing.elements import number
 from .tables import seconds
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_SPARK = 48
+_SPARK = 30
 _BAR = 24
-_QUEUE_WIDTH, _QUEUE_ROWS = 48, 12
+_QUEUE_WIDTH, _QUEUE_ROWS = 36, 12
 _COLOURS = {
     "gpu": "blue", "host": "yellow", "nvme": "magenta", "recompute": "bright_black",
     "none": "bright_black", "matmuls gpu": "green", "all gpu": "bright_green",

@@ -78,6 +78,18 @@ class Person:
     page: Any
     site: Site
     wrong: list[str] = field(default_factory=list)
+    allowed: set[int] = field(default_factory=set)
+    """Statuses of failure that the test means to see."""
+
+    def heard(self, message: Any) -> None:
+        """An error on the console; that a file could not be loaded is known from its status."""
+        if message.type == "error" and not message.text.startswith("Failed to load resource"):
+            self.wrong.append(message.text)
+
+    def answered(self, answer: Any) -> None:
+        """A status of failure that nobody expects."""
+        if answer.status >= 400 and answer.status not in self.allowed:
+            self.wrong.append(f"{answer.url}: {answer.status}")
 
     def go(self, path: str) -> Any:
         """Open a page; its status is 200."""
@@ -124,7 +136,8 @@ def person(chrome: Any, site: Site, sign_in: Callable[[str], Any]) -> Iterator[C
         context.set_default_timeout(TIMEOUT_MS)
         page = context.new_page()
         someone = Person(page, site)
-        page.on("console", lambda m: someone.wrong.append(m.text) if m.type == "error" else None)
+        page.on("console", someone.heard)
+        page.on("response", someone.answered)
         page.on("pageerror", lambda error: someone.wrong.append(str(error)))
         page.on("dialog", lambda dialog: dialog.accept())
         opened.append((context, someone))

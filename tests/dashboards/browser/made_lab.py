@@ -165,7 +165,6 @@ class MadeLab:
         self.store, self.tokens, self.app = self.lab.store, self.lab.tokens, self.lab.app
         instant = LabPlanner(planner)
         self.lab.planner.submit, self.lab.planner.results = instant.submit, instant.results
-        self.store.leases.take("controller", "lab-head-4711", self.now, 1e12)
         self._obey()
         self._nodes()
         self._running()

@@ -27,12 +27,12 @@ def said(someone: Any, words: str) -> None:
 
 def test_signing_in_and_out(site: Site, person: Open) -> None:
     someone = person(None)
+    someone.allowed = {401}
     someone.page.goto(f"{site.url}/queue?find=sweep-0007")
     someone.page.fill("#token", "wrong")
     someone.page.keyboard.press("Enter")
     someone.page.get_by_text("This token is not valid").wait_for()
     assert "/login" in someone.page.url
-    someone.wrong.clear()  # the browser reports the status 401 itself
     someone.page.fill("#token", site.made.tokens["vic"])
     someone.page.keyboard.press("Enter")
     someone.page.wait_for_url("**/queue?find=sweep-0007")
@@ -46,13 +46,13 @@ def test_signing_in_and_out(site: Site, person: Open) -> None:
 
 def test_roles_decide_what_is_shown(site: Site, person: Open) -> None:
     viewer, other, admin = person("vic"), person("ben"), person("root")
+    other.allowed = {404}
     job = site.job("qwen7b-metamath")
     for someone in (viewer, admin):
         someone.go(job)
     assert viewer.page.locator("main form[method=post]").count() == 0
     assert admin.page.get_by_role("button", name="Stop job qwen7b-metamath").count() == 1
     assert other.page.goto(site.url + job).status == 404
-    other.wrong.clear()
     other.go("/nodes")
     assert other.page.get_by_role("button", name="Drain").count() == 0
 
@@ -214,6 +214,7 @@ def test_a_dead_service_is_said_and_the_page_recovers(
     site: Site, person: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     someone = person()
+    someone.allowed = {503}
     someone.go("/queue")
 
     def dead(*arguments: Any) -> Any:
@@ -227,7 +228,6 @@ def test_a_dead_service_is_said_and_the_page_recovers(
     monkeypatch.undo()
     someone.go("/queue")
     assert someone.page.locator("#banner").is_hidden()
-    someone.wrong.clear()  # the browser reports every 503 itself
 
 
 def test_light_and_dark_are_chosen_and_kept(site: Site, person: Open) -> None:

