@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, RootModel
 
-from ..jobs.errors import LazytrainError, Unreachable, error_of
+from ..jobs.errors import InputError, LazytrainError, Unreachable, error_of
 from ..jobs.policy import Policy
 from ..jobs.spec import JobSpec, load_spec
 from ..jobs.timeline import Timeline
@@ -309,4 +309,6 @@ def _error(status: int, content: bytes) -> LazytrainError:
         body = schemas.ErrorAnswer.model_validate_json(content).error
     except ValueError:
         return LazytrainError(f"the service answered with status {status} and no reason")
-    return error_of(body.code, body.message, body.hint, body.field)
+    found = error_of(body.code, body.message, body.hint, body.field)
+    # A request that did not validate has no class of its own here, but it is the asker's to correct.
+    return InputError(found.message, hint=found.hint) if status == 422 and type(found) is LazytrainError else found

@@ -72,7 +72,7 @@ def pieces(client: Client, job_id: str, attempt: int) -> Iterator[str]:
 
 def whole(visit: Visit) -> Response:
     """The log as a text file, however long it is."""
-    job: JobView = visit.read("job", visit.request.path_params["job"])
+    job: JobView = visit.read("job", visit.job_id)
     attempt = visit.number("attempt", max(1, job.attempt), 1, max(1, job.attempt))
     headers = {"content-disposition": f'attachment; filename="{job.id}-{attempt}.txt"'}
     body = _in_threads(pieces(visit.client, job.id, attempt), visit.state.threads)

@@ -79,7 +79,7 @@ def _ended(visit: Visit) -> Response:
 
 def act(visit: Visit) -> Response:
     """Do to one job what was asked for. Raises Conflict with the controller's words where that is not possible."""
-    job_id, action = visit.request.path_params["job"], visit.request.path_params["action"]
+    job_id, action = visit.job_id, visit.request.path_params["action"]
     if action not in _ACTIONS:
         raise InputError(f"a job cannot be told to {action}")
     if action == "retry":

@@ -29,6 +29,7 @@ from ...jobs.errors import (
     Unauthorized,
     Unreachable,
 )
+from ...platform.artifacts import JOB_ID
 from ...platform.client import Client
 from ...platform.schemas import UserView
 from .reading import FRESH_S, Reads
@@ -104,6 +105,14 @@ class Visit:
         """A whole number of the query, within bounds; the default for what is none."""
         text = self.asked(name)
         return min(high, max(low, int(text))) if text.isascii() and text.isdigit() and len(text) < 19 else default
+
+    @property
+    def job_id(self) -> str:
+        """The job of the address. Raises NotFound for what is no id of a job."""
+        found: str = self.request.path_params["job"]
+        if not JOB_ID.fullmatch(found):
+            raise NotFound("there is no such job", hint="the queue lists the jobs")
+        return found
 
     @property
     def part(self) -> str:

@@ -78,6 +78,7 @@ class Lab:
     planner: InstantPlanner
     folder: Path
     tokens: dict[str, str]
+    api: Any
     app: Any
     lease: Lease
 
@@ -234,8 +235,8 @@ def make_lab(folder: Path, template: Template, **settings: Any) -> Lab:
     found = Settings(home=folder / "home", roots=(str(folder / "lab"),), **{"requests_per_minute": 100_000, **settings})
     (folder / "lab").mkdir(exist_ok=True)
     planner = InstantPlanner()
-    app = with_pages(create_app(store, found, planner), found)
-    return Lab(store, found, planner, folder / "lab", template.tokens, app, template.lease)
+    api = create_app(store, found, planner)
+    return Lab(store, found, planner, folder / "lab", template.tokens, api, with_pages(api, found), template.lease)
 
 
 @pytest.fixture(scope="session")
