@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, RootModel
 
-from ..jobs.errors import LazytrainError, Unreachable, error_of
+from ..jobs.errors import InputError, LazytrainError, Unreachable, error_of
 from ..jobs.policy import Policy
 from ..jobs.spec import JobSpec, load_spec
 from ..jobs.timeline import Timeline
@@ -241,12 +241,13 @@ class Client:
     ) -> str:
         """File a request and wait for the controller's answer."""
         asked = self._ask(schemas.Accepted, method, f"/jobs/{_quoted(job_id)}{path}", body or {}, query=query)
-        deadline = time.monotonic() + 30
+        deadline, pause_s = time.monotonic() + 30, 0.1
         while time.monotonic() < deadline:
             answers = [self._ask(schemas.RequestAnswer, "GET", f"/requests/{number}") for number in asked.requests]
             if all(answer.done for answer in answers):
                 return "; ".join(answer.answer for answer in answers if answer.answer)
-            time.sleep(0.1)
+            time.sleep(pause_s)
+            pause_s = min(1.0, 1.5 * pause_s)
         return "no controller has answered yet: lazytrain up starts one"
 
     def _ask(
@@ -311,4 +312,6 @@ def _error(status: int, content: bytes) -> LazytrainError:
         body = schemas.ErrorAnswer.model_validate_json(content).error
     except ValueError:
         return LazytrainError(f"the service answered with status {status} and no reason")
-    return error_of(body.code, body.message, body.hint, body.field)
+    found = error_of(body.code, body.message, body.hint, body.field)
+    # A request that did not validate has no class of its own here, but it is the asker's to correct.
+    return InputError(found.message, hint=found.hint) if status == 422 and type(found) is LazytrainError else found

@@ -9,7 +9,8 @@ from markupsafe import Markup
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ...jobs.errors import InputError
+from ...jobs.errors import InputError, NotFound
+from ...platform.artifacts import JOB_ID
 from ...platform.schemas import JobView
 from .. import facts, plots
 from ..web import Visit, page
@@ -25,6 +26,8 @@ _SELF_EVIDENT = ("name", "output.dir")
 def compare(visit: Visit) -> Response:
     """The page; the jobs are in the address, so that it can be passed on."""
     chosen = list(dict.fromkeys(visit.request.query_params.getlist("job")))
+    if not all(JOB_ID.fullmatch(job_id) for job_id in chosen):
+        raise NotFound("one of these is no job")
     if len(chosen) > MOST:
         raise InputError(f"{len(chosen)} jobs are too many for one picture", hint=f"choose {MOST} at most")
     jobs: list[JobView] = [visit.read("job", job_id, fresh_s=3.0) for job_id in chosen]

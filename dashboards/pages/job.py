@@ -31,7 +31,7 @@ _POINTS = 400
 
 def job(visit: Visit) -> Response:
     """The page; what only another tab shows is not asked for."""
-    found: JobView = visit.read("job", visit.request.path_params["job"], fresh_s=1.0)
+    found: JobView = visit.read("job", visit.job_id, fresh_s=1.0)
     tab = visit.asked("tab", "training")
     if tab not in TABS:
         raise NotFound("a job has no such page")
@@ -122,7 +122,7 @@ _COLLECT: dict[str, Callable[[Visit, JobView], dict[str, Any]]] = {
 
 def export_script(visit: Visit) -> Response:
     """The export command as a file."""
-    found: JobView = visit.read("job", visit.request.path_params["job"])
+    found: JobView = visit.read("job", visit.job_id)
     step = visit.asked("step")
     chosen = int(step) if step.isascii() and step.isdigit() and len(step) < 19 else None
     headers = {"content-disposition": f'attachment; filename="export-{found.id}.sh"'}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from anyio import CapacityLimiter, to_thread
 from starlette.responses import Response, StreamingResponse
 
 from ...platform.client import Client
@@ -71,9 +72,14 @@ def pieces(client: Client, job_id: str, attempt: int) -> Iterator[str]:
 
 def whole(visit: Visit) -> Response:
     """The log as a text file, however long it is."""
-    job: JobView = visit.read("job", visit.request.path_params["job"])
+    job: JobView = visit.read("job", visit.job_id)
     attempt = visit.number("attempt", max(1, job.attempt), 1, max(1, job.attempt))
     headers = {"content-disposition": f'attachment; filename="{job.id}-{attempt}.txt"'}
-    return StreamingResponse(
-        pieces(visit.client, job.id, attempt), media_type="text/plain; charset=utf-8", headers=headers
-    )
+    body = _in_threads(pieces(visit.client, job.id, attempt), visit.state.threads)
+    return StreamingResponse(body, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+async def _in_threads(texts: Iterator[str], threads: CapacityLimiter) -> AsyncIterator[str]:
+    """Wait for each piece in a thread of the pages: those of the API have to stay free to answer."""
+    while (piece := await to_thread.run_sync(next, texts, None, limiter=threads)) is not None:
+        yield piece

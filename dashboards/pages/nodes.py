@@ -10,6 +10,7 @@ from markupsafe import Markup
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...jobs.errors import NotFound
 from ...platform.schemas import JobView, NodeView
 from .. import facts, plots
 from ..web import Visit, page
@@ -77,13 +78,15 @@ def change(visit: Visit) -> Response:
     elif action == "drain":
         visit.client.drain(name, True, visit.form.get("reason", "").strip()[:500])
         said = f"{name} takes no new jobs; what runs there goes on."
-    else:
+    elif action == "return":
         visit.client.drain(name, False)
         said = f"{name} takes jobs again."
+    else:
+        raise NotFound(f"a node cannot be told to {action}")
     return visit.done(said, "/nodes")
 
 
 routes = [
     Route("/nodes", page(nodes)),
-    Route("/nodes/{node}/{action:str}", page(change), methods=["POST"]),
+    Route("/nodes/{node}/{action}", page(change), methods=["POST"]),
 ]

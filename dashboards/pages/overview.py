@@ -45,7 +45,7 @@ def overview(visit: Visit) -> Response:
     health: Health = visit.read("health")
     nodes: list[NodeView] = visit.read("nodes")
     queue: QueueView = visit.read("queue")
-    ended: list[JobView] = visit.read("jobs", states=("FAILED", "REJECTED", "SUCCEEDED"), limit=30)
+    ended: list[JobView] = visit.read("jobs", states=("FAILED", "REJECTED", "SUCCEEDED", "STOPPED"), limit=30)
     at_work = [entry for entry in queue.running if entry.state != "PAUSED"]
     speeds = [e.progress.tokens_per_s or 0.0 for e in at_work if e.progress is not None and e.state == "RUNNING"]
     return visit.show(
@@ -112,7 +112,7 @@ def _node_notices(nodes: Sequence[NodeView]) -> Iterator[Notice]:
             words = "waits to be measured"
         if words:
             tone = "bad" if not node.alive or node.faults else "warn"
-            yield Notice(tone, f"Node {node.name} {words}.", f"/nodes#{node.name}", "Node")
+            yield Notice(tone, f"Node {node.name} {words}.", f"/nodes#node-{node.name}", "Node")
 
 
 def _job_notices(entry: QueueEntry) -> Iterator[Notice]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
+from markupsafe import Markup
 from starlette.responses import Response
 from starlette.routing import Route
 
 from ...jobs.errors import Conflict, InputError
 from ...platform.schemas import JobView, QueueEntry, QueueView
+from .. import facts, plots
 from ..web import Visit, page
 
 PER_PAGE = 50
@@ -43,6 +46,7 @@ def queue(visit: Visit) -> Response:
         running=sum(entry.state != "PAUSED" for entry in found.running),
         find=visit.asked("find"),
         mine=mine,
+        expected=lambda: Markup(plots.draw_queue(facts.queue_facts(found, time.time()))),
     )
 
 
@@ -75,17 +79,17 @@ def _ended(visit: Visit) -> Response:
 
 def act(visit: Visit) -> Response:
     """Do to one job what was asked for. Raises Conflict with the controller's words where that is not possible."""
-    job_id, action = visit.request.path_params["job"], visit.request.path_params["action"]
+    job_id, action = visit.job_id, visit.request.path_params["action"]
     if action not in _ACTIONS:
         raise InputError(f"a job cannot be told to {action}")
     if action == "retry":
         again = visit.client.retry(job_id)
-        return visit.done(f"{again.name} waits as {again.id}.", f"/jobs/{again.id}")
-    back = "/queue" if action == "remove" else f"/jobs/{job_id}"
+        return visit.done(f"{again.name} waits as {again.id}.", f"/jobs/{again.id}", leave=True)
     refusal = _change(visit, job_id, action)
     if refusal:
         raise Conflict(refusal)
-    return visit.done(_DONE[action], back)
+    removed = action == "remove"
+    return visit.done(_DONE[action], "/queue?show=ended" if removed else f"/jobs/{job_id}", leave=removed)
 
 
 _DONE = {

@@ -6,6 +6,7 @@ import hashlib
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import yaml
@@ -162,7 +163,7 @@ def _values(text: str) -> dict[str, Any]:
 def _put(values: dict[str, Any], place: Place, value: Any) -> None:
     """Set a value deep in mappings and lists, or take it out where it is None."""
     holder: Any = values
-    for part, after in zip(place[:-1], place[1:], strict=True):
+    for part, after in pairwise(place):
         fresh: Any = [] if isinstance(after, int) else {}
         if isinstance(holder, list):
             if not holder:

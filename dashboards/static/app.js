@@ -71,16 +71,16 @@
     if (isPoll(event.detail.elt) && document.hidden) event.preventDefault();
   });
   document.addEventListener("htmx:beforeSwap", (event) => {
-    // A part that has not changed is left alone: what is selected, pointed at or focused there stays so.
+    // A part that has not changed, or in which somebody types or selects, is left alone.
     const { xhr, elt, target } = event.detail;
     const tag = xhr.getResponseHeader("etag");
     if (!isPoll(elt) || !tag) return;
-    if (tags.get(target) === tag || target.contains(document.activeElement) && document.activeElement.matches("input,select,textarea")) {
+    if (tags.get(target) === tag || isInUse(target)) {
       event.detail.shouldSwap = false;
       return;
     }
     tags.set(target, tag);
-    keepScroll(target);
+    keepView(target);
   });
   document.addEventListener("htmx:afterSwap", (event) => showTimes(event.detail.target));
   document.addEventListener("htmx:afterRequest", (event) => {
@@ -88,10 +88,10 @@
     if (successful) {
       recover();
       const said = saidIn(xhr);
-      if (said) say(said, xhr.getResponseHeader("x-tone") || "good");
+      if (said) say(said, "good");
       if (xhr.status === 204) document.body.dispatchEvent(new Event("anew"));
-    } else if (xhr.status >= 502) {
-      fail("The service does not answer.");
+    } else if (xhr.status >= 500) {
+      fail(saidIn(xhr) || "The service does not answer.");
     } else if (xhr.status && !isPoll(elt)) {
       say(saidIn(xhr) || `That did not work (${xhr.status}).`, "bad");
     }
@@ -102,15 +102,22 @@
     if (!document.hidden) document.body.dispatchEvent(new Event("anew"));
   });
 
-  // A log that is read at its end stays at its end.
-  const keepScroll = (target) => {
+  const isInUse = (target) => {
+    const typing = target.contains(document.activeElement) && document.activeElement.matches("input,select,textarea");
+    const selection = getSelection();
+    return typing || (!selection.isCollapsed && target.contains(selection.anchorNode));
+  };
+
+  // What was opened stays open, and a log that is read at its end stays at its end.
+  const keepView = (target) => {
+    const open = [...target.querySelectorAll("details")].map((details) => details.open);
     const log = target.querySelector("pre.log");
-    if (!log) return;
-    const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
-    const top = log.scrollTop;
-    addEventListener("htmx:afterSettle", () => {
+    const atEnd = log && log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
+    const top = log && log.scrollTop;
+    target.addEventListener("htmx:afterSwap", () => {
+      target.querySelectorAll("details").forEach((details, k) => { if (open[k]) details.open = true; });
       const next = target.querySelector("pre.log");
-      if (next) next.scrollTop = atEnd ? next.scrollHeight : top;
+      if (next && log) next.scrollTop = atEnd ? next.scrollHeight : top;
     }, { once: true });
   };
 
@@ -126,7 +133,5 @@
     setInterval(() => showTimes(document), 10000);
     byId("theme").addEventListener("click", toggleTheme);
     for (const log of document.querySelectorAll("pre.log")) log.scrollTop = log.scrollHeight;
-    const said = new URLSearchParams(location.search).get("said");
-    if (said) say(said, new URLSearchParams(location.search).get("tone") === "bad" ? "bad" : "good");
   });
 })();

@@ -4,6 +4,6 @@ from .door import Door
 from .reading import Reads
 from .rendering import renderer
 from .sessions import Session, Sessions
-from .visit import Back, State, Visit, open_page, page
+from .visit import State, Visit, open_page, page
 
-__all__ = ["Back", "Door", "Reads", "Session", "Sessions", "State", "Visit", "open_page", "page", "renderer"]
+__all__ = ["Door", "Reads", "Session", "Sessions", "State", "Visit", "open_page", "page", "renderer"]

@@ -6,6 +6,7 @@ A page is a plain function from a `Visit` to a `Response`. It runs in a thread, 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -18,7 +19,17 @@ from markupsafe import Markup
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from ...jobs.errors import Forbidden, InputError, LazytrainError, NotFound, Unauthorized, Unreachable
+from ...jobs.errors import (
+    Conflict,
+    Forbidden,
+    InputError,
+    LazytrainError,
+    NotFound,
+    TooMany,
+    Unauthorized,
+    Unreachable,
+)
+from ...platform.artifacts import JOB_ID
 from ...platform.client import Client
 from ...platform.schemas import UserView
 from .reading import FRESH_S, Reads
@@ -26,6 +37,7 @@ from .rendering import renderer
 from .sessions import Sessions
 
 Answer = TypeVar("Answer")
+log = logging.getLogger(__name__)
 
 MOST_FORM_BYTES = 1 << 20
 _THREADS = 40
@@ -95,14 +107,25 @@ class Visit:
         return min(high, max(low, int(text))) if text.isascii() and text.isdigit() and len(text) < 19 else default
 
     @property
+    def job_id(self) -> str:
+        """The job of the address. Raises NotFound for what is no id of a job."""
+        found: str = self.request.path_params["job"]
+        if not JOB_ID.fullmatch(found):
+            raise NotFound("there is no such job", hint="the queue lists the jobs")
+        return found
+
+    @property
     def part(self) -> str:
         """The part of the page that is asked for alone; empty for the whole page."""
         return self.asked("part")
 
     def here(self, **changes: Any) -> str:
-        """The address of this page with words of its query changed; None takes one out."""
+        """The address of this page with words of its query changed; None takes one out.
+
+        It is that of the whole page, also where only a part was asked for.
+        """
         given = self.request.query_params.multi_items()
-        kept = [pair for pair in given if pair[0] not in ("said", "tone", *changes)]
+        kept = [pair for pair in given if pair[0] not in ("part", *changes)]
         kept += [(name, str(value)) for name, value in changes.items() if value is not None]
         return self.request.url.path + (f"?{urlencode(kept)}" if kept else "")
 
@@ -128,17 +151,15 @@ class Visit:
         }
         return answer(self.request, template, self.part, status, context)
 
-    def done(self, said: str, back: str) -> Response:
-        """After a change: the script says so and reads the page anew, a plain form goes back to ``back``."""
+    def done(self, said: str, back: str, *, leave: bool = False) -> Response:
+        """After a change: the script says so and reads the page anew, a plain form goes to ``back``.
+
+        With ``leave`` the script goes there too: what was changed is not on this page any more.
+        """
         self.state.reads.forget(self.token)
-        return told(self.request, said, "good", back)
-
-
-@dataclass
-class Back(Exception):
-    """Ends a page function with a redirect."""
-
-    to: str
+        if not self.by_script:
+            return RedirectResponse(back, status_code=303)
+        return Response(status_code=204, headers={"hx-redirect": back} if leave else {"x-said": quote(said)})
 
 
 def answer(request: Request, template: str, part: str, status: int, context: Mapping[str, Any]) -> Response:
@@ -155,13 +176,6 @@ def answer(request: Request, template: str, part: str, status: int, context: Map
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return HTMLResponse(html, status_code=status, headers=headers)
-
-
-def told(request: Request, said: str, tone: str, back: str) -> Response:
-    """Say what became of a change, to the script in a header, else in a word of the address that we return to."""
-    if request.headers.get("hx-request") == "true":
-        return Response(status_code=204, headers={"x-said": quote(said), "x-tone": tone})
-    return RedirectResponse(f"{back}{'&' if '?' in back else '?'}said={quote(said)}&tone={tone}", status_code=303)
 
 
 def theme_of(request: Request) -> str:
@@ -207,10 +221,11 @@ def open_page(function: Callable[[Visit], Response]) -> Callable[[Request], Any]
 def _run(function: Callable[[Visit], Response], visit: Visit) -> Response:
     try:
         return function(visit)
-    except Back as back:
-        return RedirectResponse(back.to, status_code=303)
     except LazytrainError as error:
         return _failed(visit, error)
+    except Exception:  # it is answered here, behind the door, so that the answer has its headers
+        log.exception("%s %s failed", visit.request.method, visit.request.url.path)
+        return _failed(visit, LazytrainError("this page failed; the log of the service has the trace"), 500)
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -231,9 +246,9 @@ def _to_login(request: Request) -> Response:
     return RedirectResponse(to, status_code=303)
 
 
-def _failed(visit: Visit, error: LazytrainError) -> Response:
+def _failed(visit: Visit, error: LazytrainError, status: int = 0) -> Response:
     """What went wrong, in words: in the place of the page, or told to the script, which leaves the page as it is."""
-    status = _status(error)
+    status = status or _status(error)
     words = f"{error.message} ({error.hint})" if error.hint else error.message
     if visit.by_script:
         return Response(words, status_code=status, media_type="text/plain", headers={"x-said": quote(words)})
@@ -255,4 +270,8 @@ def _status(error: LazytrainError) -> int:
         return 404
     if isinstance(error, Forbidden):
         return 403
+    if isinstance(error, Conflict):
+        return 409
+    if isinstance(error, TooMany):
+        return 429
     return 422 if isinstance(error, InputError) else 502

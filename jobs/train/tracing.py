@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..timeline import Timeline
 from ..executor import Streamed
 from ..run_directory import write_atomically
+from ..timeline import Timeline
 
 FIRST, EVERY = 3, 200
 """The steps of a process that are recorded: this one, past the slow first ones, and then every so many."""

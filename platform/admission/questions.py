@@ -1,4 +1,4 @@
-"""What the planning process can be asked beside planning a job: about a model and a machine alone, or about a policy."""
+"""What the planning process can be asked beside planning a job."""
 
 from __future__ import annotations
 

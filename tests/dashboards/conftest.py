@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from lazytrain.platform.api.submission import new_job
 from lazytrain.platform.artifacts import JobFiles, write_json
 from lazytrain.platform.settings import Settings
 from lazytrain.platform.store import Lease, Move, Node, Role, Store
+from lazytrain.platform.store.jobs import _row
 
 HOST = "http://127.0.0.1:8470"
 _S = JobState
@@ -76,6 +78,7 @@ class Lab:
     planner: InstantPlanner
     folder: Path
     tokens: dict[str, str]
+    api: Any
     app: Any
     lease: Lease
 
@@ -136,6 +139,12 @@ class Lab:
             self.store.jobs.annotate(job, at, self.lease, reason=reason, sentence=sentence)
         return job.id
 
+    def many(self, count: int) -> None:
+        """So many jobs in the queue, in one transaction."""
+        made = (new_job(self.spec(name=f"job-{k:04d}"), (), "ada", None, self.settings) for k in range(count))
+        with self.store.jobs._db.write() as session:
+            session.add_all([_row(job, 1e9 + k) for k, job in enumerate(made)])
+
     def files(self, job: str) -> JobFiles:
         """The job's folder, which is its own."""
         files = JobFiles(self.store.jobs.get(job).run_dir)
@@ -195,38 +204,52 @@ def small_timeline() -> Timeline:
     return Timeline(spans, 0.5, {"h2d": 0.1}, {"gpu": 66 << 30})
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file with empty tables, to be copied: making them takes a quarter of a second."""
-    path = tmp_path_factory.mktemp("database") / "store.db"
-    Store(f"sqlite:///{path}").close()
-    return path
+@dataclass(frozen=True)
+class Template:
+    """A database with four people, to be copied: making one takes a quarter of a second."""
+
+    path: Path
+    tokens: dict[str, str]
+    lease: Lease
 
 
-def make_lab(folder: Path, **settings: Any) -> Lab:
-    """A lab in ``folder``, where ``store.db`` may lie already."""
-    store = Store(f"sqlite:///{folder / 'store.db'}")
+def make_template(folder: Path) -> Template:
+    """One user of each role, and a second one who submits."""
+    path = folder / "store.db"
+    store = Store(f"sqlite:///{path}")
     roles = {"ada": Role.SUBMITTER, "ben": Role.SUBMITTER, "vic": Role.VIEWER, "root": Role.ADMIN}
     tokens = {}
     for name, role in roles.items():
         store.people.add(name, role, 0.0)
         tokens[name] = store.people.new_token(name, 0.0)
+    lease = store.leases.take("controller", "me", 0.0, 1e12)
+    assert lease is not None
+    store.close()
+    return Template(path, tokens, lease)
+
+
+def make_lab(folder: Path, template: Template, **settings: Any) -> Lab:
+    """A lab in ``folder``."""
+    shutil.copy(template.path, folder / "copy.db")
+    store = Store(f"sqlite:///{folder / 'copy.db'}")
     found = Settings(home=folder / "home", roots=(str(folder / "lab"),), **{"requests_per_minute": 100_000, **settings})
     (folder / "lab").mkdir(exist_ok=True)
     planner = InstantPlanner()
-    lease = store.leases.take("controller", "me", 0.0, 1e12)
-    assert lease is not None
-    app = with_pages(create_app(store, found, planner), found)
-    return Lab(store, found, planner, folder / "lab", tokens, app, lease)
+    api = create_app(store, found, planner)
+    return Lab(store, found, planner, folder / "lab", template.tokens, api, with_pages(api, found), template.lease)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    return make_template(tmp_path_factory.mktemp("lab"))
 
 
 @pytest.fixture
-def new_lab(tmp_path: Path, empty_database: Path) -> Iterator[Callable[..., Lab]]:
+def new_lab(tmp_path: Path, template: Template) -> Iterator[Callable[..., Lab]]:
     opened: list[Lab] = []
 
     def make(**settings: Any) -> Lab:
-        (tmp_path / "store.db").write_bytes(empty_database.read_bytes())
-        opened.append(make_lab(tmp_path, **settings))
+        opened.append(make_lab(tmp_path, template, **settings))
         return opened[-1]
 
     yield make

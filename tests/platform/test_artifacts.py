@@ -82,3 +82,16 @@ def test_rows_are_complete_lines(tmp_path: Path) -> None:
         file.write(b'ep": 3}\n')
     assert read_rows(path, offset=offset)[0] == [{"step": 3}]
     assert read_rows(tmp_path / "none") == ([], 0)
+
+
+def test_a_log_read_in_parts_is_whole_again(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    text = "".join(f"Zeile {k}: äöü €\n" for k in range(200)) + "ohne Ende €"
+    path.write_text(text, encoding="utf-8")
+    found, offset = "", 0
+    while True:
+        part, behind = read_log(path, offset=offset, limit=100)
+        if behind == offset:
+            break
+        found, offset = found + part, behind
+    assert found == text

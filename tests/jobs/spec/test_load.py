@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lazytrain.jobs.errors import SpecError
-from lazytrain.jobs.spec import JobSpec, load_spec
+from lazytrain.jobs.spec import JobSpec, check_text, load_spec
 
 SMALLEST = "model: {path: org/model}\ndata: {train: [{path: rows.jsonl}]}\n"
 COMPLETE = """\
@@ -285,3 +285,13 @@ def test_every_key_of_the_optimizer_reaches_the_optimizer() -> None:
     changed = Optimizer(state_bits=32, master="bf16_stochastic", fp32_states=("*embed*",), threads=1)
     made = HybridAdamW(**changed.arguments())
     assert (made.state_bits, made.master, made.fp32_states, made.threads) == (32, "bf16_stochastic", ("*embed*",), 1)
+
+
+def test_a_text_keeps_what_it_says_and_nothing_else() -> None:
+    said = check_text("model: {path: rel/model}\ndata: {train: [{path: rows.jsonl}]}\n")
+    assert said == {"model": {"path": "rel/model"}, "data": {"train": [{"path": "rows.jsonl"}]}}
+    with pytest.raises(SpecError, match=r"the text:2: model\.pth: unknown key") as caught:
+        check_text("model:\n  pth: x\ndata: {train: [{path: r}]}\n")
+    assert caught.value.line == 2
+    with pytest.raises(SpecError, match="larger than"):
+        check_text("a: " + "x" * 300_000)

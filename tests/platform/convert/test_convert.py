@@ -10,7 +10,7 @@ import yaml
 
 from lazytrain.jobs.errors import InputError, SpecError
 from lazytrain.jobs.spec import load_spec
-from lazytrain.platform.convert import Conversion, convert
+from lazytrain.platform.convert import Conversion, convert, convert_text
 
 FILES = Path(__file__).parent / "files"
 
@@ -194,3 +194,13 @@ def test_the_text_is_yaml_in_the_order_of_a_job_file() -> None:
     conversion = converted("megatrain_14b.yaml")
     assert yaml.safe_load(conversion.to_yaml()) == conversion.job
     assert list(conversion.job) == ["name", "model", "data", "train", "optimizer"]
+
+
+def test_a_text_that_was_pasted() -> None:
+    text = "base_model: org/m\ndatasets: [{path: org/rows, type: alpaca}]\nsequence_len: 512\n"
+    found = convert_text(text)
+    assert found is not None
+    assert (found.source, found.job["name"], found.job["data"]["max_length"]) == ("Axolotl", "job", 512)
+    assert convert_text("name: a\nmodel: {path: m}\ndata: {train: [{path: r}]}\n") is None
+    with pytest.raises(SpecError, match="the text"):
+        convert_text("a: [")
