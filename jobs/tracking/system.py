@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 INTERVAL_S = 10.0
 """Shortest time between two readings."""
 
@@ -34,6 +32,8 @@ class SystemMetrics:
         }
         if self._read_at is not None:
             figures["system/cpu_cores"] = (cpu_s - self._cpu_s) / (now - self._read_at)
+        import torch  # here, because the service reads and forwards figures where there is none
+
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
             figures["system/gpu_used_bytes"] = float(total - free)
