@@ -1,6 +1,7 @@
 """The one thing that pyproject.toml cannot say: the optimizer's native kernel, built where there is a C++ compiler.
 
-The library is loaded through ctypes; it is an extension module only so that it is built and installed as one.
+The library is loaded through ctypes; it is an extension module only so that it is built and installed as one. It uses
+nothing of Python, so one wheel serves every version.
 """
 
 from setuptools import Extension, setup
@@ -34,7 +35,9 @@ setup(
             depends=[f"{SOURCES}/{name}.inl" for name in ("plain", "avx2", "avx512", "wide", "choose")],
             language="c++",
             optional=True,
+            py_limited_api=True,
         )
     ],
     cmdclass={"build_ext": BuildKernel},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

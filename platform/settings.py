@@ -34,6 +34,8 @@ class Settings(BaseModel):
     """Directory of the NVMe tier; without it a job must name one."""
     ray_auth: Literal["token", "disabled"] = "token"
     """Whether a local Ray asks every connection for the token in ``ray_token_path``."""
+    ray_token: Path | None = None
+    """File with the token of Ray; by default ``ray_token`` in ``home``, made at first use."""
     ray_temp: Path = Path("/tmp")
     """Parent of the session directory of a local Ray: a short path, because a Unix socket's has 107 bytes at most."""
     ray_object_store: ByteSize = Field(default=ByteSize(80 * 2**20), ge=80 * 2**20, le=2**30)
@@ -128,8 +130,8 @@ class Settings(BaseModel):
 
     @property
     def ray_token_path(self) -> Path:
-        """File with the token of a local Ray, readable by its owner only."""
-        return self.home / "ray_token"
+        """File with the token of Ray, readable by its owner only."""
+        return self.ray_token or self.home / "ray_token"
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import os
+import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+VERSION = importlib.metadata.version("lazytrain")
 PARTS = ("platform", "jobs", "schedulers", "dashboards")
 
 
@@ -28,15 +35,17 @@ def test_no_folder_hides_a_module_of_python():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.slow
-def test_the_wheel_holds_what_the_tree_holds(tmp_path):
-    tree = tmp_path / "tree"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sources' archive, which is built from the tree."""
+    folder = tmp_path_factory.mktemp("package")
+    tree = folder / "tree"
     tree.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE"):
         (tree / name).write_bytes((ROOT / name).read_bytes())
     for part in PARTS:
         for path in (ROOT / part).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so":
                 target = tree / path.relative_to(ROOT)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())
@@ -44,9 +53,77 @@ def test_the_wheel_holds_what_the_tree_holds(tmp_path):
     links.mkdir(parents=True)
     for part in PARTS:
         (links / part).symlink_to(Path("..") / ".." / part)
-    code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=tree, capture_output=True, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("lazytrain-")}
-    compiled = {name for name in packed if name.startswith("lazytrain/jobs/optim/_kernel.")}
-    assert packed - compiled == sources()
+    archive = folder / build("sdist", tree, folder)
+    subprocess.run(["tar", "--extract", "--file", str(archive), "--directory", str(folder)], check=True)
+    return folder / build("wheel", folder / archive.name.removesuffix(".tar.gz"), folder)
+
+
+def build(kind: str, tree: Path, target: Path) -> str:
+    code = f"import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(target)]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
+    return done.stdout.split()[-1]
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
+    assert "-cp310-abi3-" in wheel.name, "one wheel for every Python: the kernel uses nothing of it"
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"lazytrain-{VERSION}.dist-info/licenses/{name}" for name in ("LICENSE", "NOTICE")} <= packed
+    product = {name for name in packed if not name.startswith("lazytrain-")}
+    compiled = {name for name in product if name.startswith("lazytrain/jobs/optim/_kernel.")}
+    assert product - compiled == sources()
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    """Its dependencies are those of this environment, lazytrain itself is not."""
+    home = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    python = home / "bin" / "python"
+    install = ["install", "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True, capture_output=True)
+    (site,) = home.glob("lib/python3*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"], encoding="utf-8")
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def said(*command: str | Path) -> str:
+        done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    script = "import lazytrain.jobs.optim.native as n; print(n.__file__, n.available())"
+    assert said(home / "bin" / "lazytrain", "--version") == f"lazytrain {VERSION}"
+    assert said(python, "-c", script) == f"{site / 'lazytrain/jobs/optim/native.py'} {shutil.which('g++') is not None}"
+    shape = ["--model", "qwen2.5-3b", "--gpu", "RTX3090", "--batch", "8", "--length", "512"]
+    plan = json.loads(said(home / "bin" / "lazytrain", "plan", *shape, "--planner", "every_layer", "--json"))
+    assert plan["feasible"] is True
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    heading = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert heading is not None
+    assert re.fullmatch(rf"{re.escape(VERSION)} \((unreleased|\d{{4}}-\d\d-\d\d)\)", heading[1])
+
+
+@pytest.mark.slow
+def test_extras_add_little_to_what_every_machine_has(wheel: Path) -> None:
+    metadata = zipfile.ZipFile(wheel).read(f"lazytrain-{VERSION}.dist-info/METADATA").decode()
+    lines = [requires(line) for line in re.findall(r"^Requires-Dist: (.+)$", metadata, re.M)]
+    names = {extra: {name for name, of in lines if of == extra} for _, extra in lines}
+    assert names["server"] == {"psycopg"}, "Postgres; SQLite needs nothing"
+    assert names["worker"] == names["lora"] == {"peft"}
+    assert not names[""] & (names["server"] | names["worker"])
+    assert names["docs"] <= names["test"]
+
+
+def requires(line: str) -> tuple[str, str]:
+    """Name and extra of a requirement in the package's metadata."""
+    extra = re.search(r'extra == "(.+)"', line)
+    return re.split(r"[^A-Za-z0-9-]", line)[0].lower(), extra[1] if extra else ""
+
+
+def test_what_others_wrote_comes_with_their_licence() -> None:
+    shipped = [path for part in PARTS for path in (ROOT / part).rglob("*.min.*")]
+    for path in shipped:
+        assert path.with_name(f"{path.name.split('.')[0]}.LICENSE.txt").is_file(), path

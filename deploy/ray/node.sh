@@ -5,12 +5,14 @@
 #   NODE_HEAD      address of the head node                       (needed by workers)
 #   NODE_KIND      kind of the GPUs, as lazytrain plan --gpu names it; by default asked of nvidia-smi
 #   NODE_GPUS      how many GPUs; by default those of nvidia-smi
+#   NODE_PORT      port of the head                               (6379)
 #   NODE_NAME      name in lazytrain nodes; by default the host name
-#   NODE_BLOCK     "--block" keeps ray in the foreground, for systemd and Slurm
+#   NODE_BLOCK     "--block" keeps ray in the foreground, for systemd, Slurm and containers
+#   LAZYTRAIN_RAY_TOKEN   file with the token that all nodes share; by default ray_token in LAZYTRAIN_HOME
 set -euo pipefail
 
 role="${1:?head or worker}"
-port=6379
+port="${NODE_PORT:-6379}"
 object_store=83886080
 
 names="$(command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name --format=csv,noheader || true)"
@@ -26,8 +28,17 @@ labels="lt/node-name=${NODE_NAME:-$(hostname -s)}"
 export RAY_memory_usage_threshold="${LAZYTRAIN_RAY_MEMORY_THRESHOLD:-0.97}"
 export RAY_USAGE_STATS_ENABLED=0
 export RAY_AUTH_MODE=token
+if [[ -z "${RAY_AUTH_TOKEN:-}" ]]; then
+  export RAY_AUTH_TOKEN_PATH="${LAZYTRAIN_RAY_TOKEN:-${LAZYTRAIN_HOME:-$HOME/.lazytrain}/ray_token}"
+  if [[ ! -s "$RAY_AUTH_TOKEN_PATH" ]]; then
+    echo "no token of Ray in $RAY_AUTH_TOKEN_PATH; make one on the head and copy it to every node:" >&2
+    echo "  (umask 077; openssl rand -hex 32 >$RAY_AUTH_TOKEN_PATH)" >&2
+    exit 2
+  fi
+fi
 
-common=(--num-gpus "$gpus" --labels "$labels" --object-store-memory "$object_store" ${NODE_BLOCK:-})
+common=(--num-gpus "$gpus" --labels "$labels" --object-store-memory "$object_store")
+[[ -n "${NODE_BLOCK:-}" ]] && common+=("$NODE_BLOCK")
 case "$role" in
   head) exec ray start --head --port "$port" --include-dashboard true --dashboard-host 127.0.0.1 "${common[@]}" ;;
   worker) exec ray start --address "${NODE_HEAD:?address of the head node}:$port" "${common[@]}" ;;

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import sysconfig
 from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
@@ -142,7 +142,8 @@ def _task(buffers: Buffers, by: Step) -> _Task:
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    return _open(Path(__file__).with_name(f"_kernel{sysconfig.get_config_var('EXT_SUFFIX')}"))
+    places = [Path(__file__).with_name(f"_kernel{suffix}") for suffix in reversed(EXTENSION_SUFFIXES)]
+    return _open(next((place for place in places if place.exists()), places[0]))
 
 
 def _open(path: Path) -> tuple[ctypes.CDLL | None, str]:

@@ -32,7 +32,7 @@ class SystemMetrics:
         }
         if self._read_at is not None:
             figures["system/cpu_cores"] = (cpu_s - self._cpu_s) / (now - self._read_at)
-        import torch  # whoever only forwards a run to MLflow, as the controller does, has no use for it
+        import torch  # here, because the service reads and forwards figures where there is none
 
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..admission import Admission, Way
+from ..admission import STAGE, Admission, Way
 from ..artifacts import JobFiles, read_json
 from ..store import Job, Node
-from ..admission import STAGE
 from .admission import LESS
 from .desk import Desk
 

@@ -36,7 +36,11 @@ def is_axolotl(values: dict[str, Any]) -> bool:
 
 
 def convert(draft: Draft) -> Conversion:
-    """What has a counterpart is mapped, the rest noted."""
+    """What has a counterpart is mapped, the rest noted. Raises InputError for reinforcement learning other than dpo."""
+    if kind := draft.take("rl"):
+        common.preference(draft, kind, None, "rl")
+        beta = draft.take("rl_beta", default=draft.take("dpo_beta"))
+        draft.put("train.dpo", None if beta is None else {"beta": beta})
     draft.move("model.path", "base_model")
     draft.move("model.trust_remote_code", "trust_remote_code")
     _attention(draft)
@@ -48,8 +52,7 @@ def convert(draft: Draft) -> Conversion:
     _data(draft)
     _train(draft)
     draft.move("output.dir", "output_dir")
-    save = draft.take("save_steps")
-    draft.put("output.save_every", save if type(save) is int else None)
+    common.save_steps(draft, "save_steps")
     draft.move("output.keep", "save_total_limit")
     return draft.finish("Axolotl", REASONS)
 
@@ -90,7 +93,13 @@ def _data(draft: Draft) -> None:
 
 
 def _sources(draft: Draft, key: str, listed: list[Any]) -> list[dict[str, Any]]:
-    return [_source(draft, key, index, entry) for index, entry in enumerate(listed) if isinstance(entry, dict)]
+    sources = []
+    for index, entry in enumerate(listed):
+        if isinstance(entry, dict) and entry.get("path"):
+            sources.append(_source(draft, key, index, entry))
+        else:
+            draft.note("is no data set: it has no path", key, index)
+    return sources
 
 
 def _source(draft: Draft, key: str, index: int, entry: dict[str, Any]) -> dict[str, Any]:
@@ -115,8 +124,7 @@ def _source(draft: Draft, key: str, index: int, entry: dict[str, Any]) -> dict[s
 def _train(draft: Draft) -> None:
     common.epochs(draft, "num_epochs")
     common.max_steps(draft, "max_steps")
-    rows, steps = draft.take("micro_batch_size"), draft.take("gradient_accumulation_steps")
-    common.batch(draft, rows, steps, "micro_batch_size")
+    common.batch(draft, ("micro_batch_size",), ("gradient_accumulation_steps",))
     draft.move("train.learning_rate", "learning_rate")
     common.choice(draft, "train.schedule", common.SCHEDULES, "lr_scheduler")
     common.warmup(draft, "warmup_ratio", "warmup_steps")

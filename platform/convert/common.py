@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
-from .draft import Draft
+from ...jobs.errors import InputError
+from .draft import NO_COUNT, Draft
 
 ATTENTION: Final = {
     "fa2": "flash_attention_2",
@@ -46,15 +48,27 @@ REASONS: Final = {
 }
 
 
-def batch(draft: Draft, rows: Any, steps: Any, *location: str | int) -> None:
-    """Rows of an optimizer step: those of a micro-batch on one GPU, times the micro-batches."""
-    if not (type(rows) is int and rows > 0):
+def batch(draft: Draft, rows: tuple[str, ...], steps: tuple[str, ...]) -> None:
+    """Rows of an optimizer step: those of a micro-batch on one GPU, times the micro-batches; a pair counts as two."""
+    counts = [draft.count(*rows), draft.count(*steps)]
+    if counts[0] is None:
         return
-    times = steps if type(steps) is int and steps > 0 else 1
-    draft.put("train.batch", rows * times)
-    draft.note(
-        f"train.batch {rows * times} counts the rows of a step on one GPU; times the GPUs if there were several",
-        *location,
+    total = counts[0] * (counts[1] or 1)
+    pairs = draft.job.get("train", {}).get("objective") == "dpo"
+    draft.put("train.batch", 2 * total if pairs else total)
+    said = f"{2 * total} counts the sequences, two for a pair," if pairs else f"{total} counts the rows"
+    draft.note(f"train.batch {said} of a step on one GPU; times the GPUs if there were several", *rows)
+
+
+def preference(draft: Draft, stage: Any, loss: Any, *location: str) -> None:
+    """The objective: dpo with its own loss, or supervised fine-tuning. Raises InputError for what is neither."""
+    if stage == "dpo" and loss in (None, "sigmoid"):
+        draft.put("train.objective", "dpo")
+        return
+    named = f"{stage} with the loss {loss}" if stage == "dpo" else str(stage)
+    raise InputError(
+        f"{location[0]} {named} has no counterpart: a job is supervised fine-tuning, or dpo with the loss sigmoid",
+        hint="convert files of one of these",
     )
 
 
@@ -99,9 +113,12 @@ def warmup(draft: Draft, ratio: str, steps: str) -> None:
 def epochs(draft: Draft, *location: str | int) -> None:
     """Whole epochs; a fraction is rounded up and noted."""
     value = draft.take(*location)
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if value is None:
         return
-    whole = max(1, -int(-value // 1))
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e9:
+        draft.note(NO_COUNT, *location)
+        return
+    whole = max(1, math.ceil(value))
     draft.put("train.epochs", whole)
     if whole != value:
         draft.note(f"epochs are whole: {whole}; train.max_steps ends training within one", *location)
@@ -125,8 +142,15 @@ def lora(draft: Draft, *, rank: str, alpha: str, dropout: str, targets: list[str
 
 def max_steps(draft: Draft, *location: str | int) -> None:
     """Only a positive number means something."""
-    value = draft.take(*location)
-    draft.put("train.max_steps", value if type(value) is int and value > 0 else None)
+    if draft.document.get(location) in (-1, 0):
+        draft.take(*location)  # no limit
+    else:
+        draft.put("train.max_steps", draft.count(*location))
+
+
+def save_steps(draft: Draft, *location: str | int) -> None:
+    """A number of steps; a share of them has no counterpart."""
+    draft.put("output.save_every", draft.count(*location))
 
 
 def template(draft: Draft, *location: str | int) -> None:

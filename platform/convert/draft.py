@@ -10,6 +10,8 @@ import yaml
 
 from ...jobs.spec.document import Document, Location, dotted
 
+NO_COUNT = "is no number that counts something here; the default is used"
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
@@ -45,7 +47,7 @@ class Draft:
     """Takes keys out of a document and puts values into a job file; what was never taken becomes notes."""
 
     def __init__(self, document: Document) -> None:
-        self._document = document
+        self.document = document
         self._taken: set[Location] = set()
         self._notes: list[Note] = []
         self.job: dict[str, Any] = {}
@@ -53,8 +55,16 @@ class Draft:
     def take(self, *location: str | int, default: Any = None) -> Any:
         """The value there, ``default`` where the key is absent or null; the key counts as dealt with."""
         self._taken.add(location)
-        value = self._document.get(location)
+        value = self.document.get(location)
         return default if value is None else value
+
+    def count(self, *location: str | int) -> int | None:
+        """A whole positive number there; anything else but null becomes a note and None."""
+        value = self.take(*location)
+        if value is None or (type(value) is int and value > 0):
+            return value
+        self.note(NO_COUNT, *location)
+        return None
 
     def put(self, name: str, value: Any) -> None:
         """Set ``section.key`` of the job file; None sets nothing."""
@@ -73,12 +83,12 @@ class Draft:
     def note(self, why: str, *location: str | int) -> None:
         """Say that a key did not, or not quite, find its place."""
         self._taken.add(location)
-        line, value = self._document.line(location), self._document.get(location)
+        line, value = self.document.line(location), self.document.get(location)
         self._notes.append(Note(dotted(location), line, value, why))
 
     def finish(self, source: str, reasons: Mapping[str, str]) -> Conversion:
         """The conversion, with a note for every key that nobody took; keys that switch something off need none."""
-        for location in self._leaves(self._document.values, ()):
+        for location in self._leaves(self.document.values, ()):
             if not any(location[: len(taken)] == taken for taken in self._taken):
                 self.note(
                     reasons.get(dotted(location), reasons.get(str(location[-1]), "has no counterpart")), *location

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ...jobs.errors import InputError
 from . import common
 from .draft import Conversion, Draft
 
@@ -35,12 +34,12 @@ def is_llamafactory(values: dict[str, Any]) -> bool:
 
 
 def convert(draft: Draft) -> Conversion:
-    """Raises InputError for a stage that is not supervised fine-tuning."""
+    """Raises InputError for a stage that is neither supervised fine-tuning nor dpo."""
     stage = draft.take("stage", default="sft")
+    loss, beta = draft.take("pref_loss"), draft.take("pref_beta")
     if stage not in ("sft", "pt"):
-        raise InputError(
-            f"stage {stage} has no counterpart: a job is supervised fine-tuning", hint="convert files with stage: sft"
-        )
+        common.preference(draft, stage, loss, "stage")
+        draft.put("train.dpo", None if beta is None else {"beta": beta})
     draft.move("model.path", "model_name_or_path")
     draft.move("model.trust_remote_code", "trust_remote_code")
     if draft.take("flash_attn") != "auto":
@@ -51,7 +50,7 @@ def convert(draft: Draft) -> Conversion:
     _data(draft)
     _train(draft)
     draft.move("output.dir", "output_dir")
-    draft.move("output.save_every", "save_steps")
+    common.save_steps(draft, "save_steps")
     draft.move("output.keep", "save_total_limit")
     return draft.finish("LLaMA-Factory", REASONS)
 
@@ -69,8 +68,10 @@ def _adapters(draft: Draft) -> None:
 def _data(draft: Draft) -> None:
     folder = draft.take("dataset_dir", default="data")
     for name, key in (("train", "dataset"), ("eval", "eval_dataset")):
-        sources = [{"path": folder, "name": entry} for entry in _names(draft.take(key))]
+        sources = [_source(folder, entry) for entry in _names(draft.take(key))]
         draft.put(f"data.{name}", sources or None)
+    if draft.take("streaming"):
+        draft.note("tokenized rows are kept in a mapped file, which takes no memory to speak of", "streaming")
     size = draft.take("val_size")
     if isinstance(size, float) and 0 < size < 1:
         draft.put("data.split", {"train": round(1 - size, 12), "eval": size})
@@ -85,6 +86,11 @@ def _data(draft: Draft) -> None:
         draft.note("every assistant turn carries the loss, not the last alone", "mask_history")
 
 
+def _source(folder: Any, entry: str) -> dict[str, Any]:
+    """``ONLINE`` stands for the hub there."""
+    return {"path": f"hf://{entry}"} if folder == "ONLINE" else {"path": folder, "name": entry}
+
+
 def _names(value: Any) -> list[str]:
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
     return [str(part).strip() for part in parts if str(part).strip()]
@@ -93,8 +99,7 @@ def _names(value: Any) -> list[str]:
 def _train(draft: Draft) -> None:
     common.epochs(draft, "num_train_epochs")
     common.max_steps(draft, "max_steps")
-    rows, steps = draft.take("per_device_train_batch_size"), draft.take("gradient_accumulation_steps")
-    common.batch(draft, rows, steps, "per_device_train_batch_size")
+    common.batch(draft, ("per_device_train_batch_size",), ("gradient_accumulation_steps",))
     draft.move("train.learning_rate", "learning_rate")
     common.choice(draft, "train.schedule", common.SCHEDULES, "lr_scheduler_type")
     common.warmup(draft, "warmup_ratio", "warmup_steps")

@@ -59,8 +59,7 @@ def _data(draft: Draft) -> None:
 
 
 def _train(draft: Draft) -> None:
-    rows = draft.take("training", "batch_size")
-    common.batch(draft, rows, draft.take("training", "gradient_accumulation_steps"), "training", "batch_size")
+    common.batch(draft, ("training", "batch_size"), ("training", "gradient_accumulation_steps"))
     common.max_steps(draft, "training", "num_steps")
     draft.move("train.learning_rate", "training", "learning_rate")
     draft.move("train.weight_decay", "training", "weight_decay")

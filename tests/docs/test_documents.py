@@ -1,28 +1,82 @@
 """The documents build without a warning, and every command that they or the README show exists."""
 
+import json
 import re
 import shlex
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import typer
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
+from lazytrain.jobs.spec import load_spec
+from lazytrain.platform.api import create_app
 from lazytrain.platform.cli.app import app
+from lazytrain.platform.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 COMMAND = re.compile(r"(?:^|&& )(lazytrain [^#&|]*)")
 
 
+OTHER = re.compile(
+    r"(?:^|; |&& )(curl|python|pip|pytest|openssl|sqlite3|pg_dump|docker|kubectl|systemctl|sbatch|ray|mkdocs) (.*)"
+)
+
+RUN_BY = {
+    "demo": "demo/test_demo.py",
+    "plan": "cli/test_plan.py",
+    "simulate": "cli/test_plan.py",
+    "train": "cli/test_train.py",
+    "tune": "test_tuning.py",
+    "profile": "cli/test_profile.py",
+    "doctor": "cli/test_doctor.py",
+    "convert": "cli/test_convert.py",
+    "data": "cli/test_data.py",
+    "evaluate": "cli/test_inference.py",
+    "generate": "cli/test_inference.py",
+    "export": "cli/test_export.py",
+    "up": "test_service.py",
+    "down": "test_service.py",
+    "serve": "../deploy/test_node.py",
+    **dict.fromkeys(
+        ("submit", "ps", "show", "logs", "stop", "pause", "resume", "retry", "set", "rm", "nodes", "top"),
+        "cli/test_queue.py",
+    ),
+}
+"""The test below ``tests/platform`` that runs the command for real."""
+NEEDS = {
+    "curl": "a service that runs; the routes are asked by tests/platform/api",
+    "openssl": "nothing that we make",
+    "sqlite3": "SQLite's own program",
+    "pg_dump": "a Postgres server",
+    "pip": "a package index; tests/test_package.py installs the wheel",
+    "pytest": "to be outside of itself",
+    "docker": "a container engine",
+    "kubectl": "a Kubernetes cluster",
+    "systemctl": "a machine with systemd",
+    "sbatch": "a Slurm cluster",
+    "ray": "machines that are reached by ssh",
+}
+"""What the other programs that are shown need, so that no test runs them."""
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Every indented line that is shown, with the page it stands on."""
+    shown = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" / "README.md", *PAGES]
+    return [
+        (page.name, line.strip())
+        for page in shown
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("    ")
+    ]
+
+
 def shown_commands() -> list[tuple[str, str]]:
-    """Every command line in an indented block, with the page it stands on."""
-    found = []
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]:
-        blocks = [line.strip() for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("    ")]
-        found += [(page.name, match.strip()) for line in blocks for match in COMMAND.findall(line)]
-    return found
+    """Every command line of ours, and the page it stands on."""
+    return [(page, match.strip()) for page, line in blocks() for match in COMMAND.findall(line)]
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +115,79 @@ def test_a_shown_command_exists_with_its_options(page: str, line: str) -> None:
     assert not hasattr(command, "commands") or all(word.startswith("-") for word in words), line
     known = {"--help", "-h", *(name for parameter in command.params for name in parameter.opts)}
     assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known, line
+
+
+@pytest.mark.parametrize("line", sorted({line for _, line in shown_commands()}))
+def test_a_shown_command_is_run_by_a_test(line: str) -> None:
+    name = line.split()[1]
+    test = (ROOT / "tests" / "platform" / RUN_BY[name]).read_text(encoding="utf-8")
+    assert re.search(rf"\"{name}\"|\b{name}\(|import .*\b{name}\b", test), f"{RUN_BY[name]} does not run {name}"
+
+
+def test_other_programs_that_are_shown_are_run_or_need_what_is_not_here() -> None:
+    for page, line in blocks():
+        for program, rest in OTHER.findall(line):
+            if program == "python":
+                words = shlex.split(rest, comments=True)
+                script = ROOT / words[0]
+                assert script.is_file(), f"{page}: {line}"
+                assert all(word.partition("=")[0] in script.read_text(encoding="utf-8") for word in words[1:]), line
+            else:
+                assert program in NEEDS, f"{page}: {line}"
+
+
+def examples() -> list[tuple[str, str]]:
+    """Every job file that a page shows; those of ``deploy/recipes`` are tested beside the job file's models."""
+    found = []
+    for page in [ROOT / "README.md", *PAGES]:
+        text = page.read_text(encoding="utf-8")
+        shown = re.findall(r"(?:^    .*\n)+", text, re.M)
+        found += [(page.name, dedent(block)) for block in shown if re.match(r"    (name|model): ", block)]
+    return found
+
+
+def test_there_are_examples() -> None:
+    assert {name for name, _ in examples()} >= {"README.md", "index.md"}
+
+
+@pytest.mark.parametrize(("name", "text"), examples(), ids=[name for name, _ in examples()])
+def test_an_example_is_a_job_file(name: str, text: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text, encoding="utf-8")
+    assert load_spec(file).data.train
+
+
+def test_the_api_page_lists_every_request(site: Path) -> None:
+    text = (site / "api.html").read_text(encoding="utf-8")
+    paths = create_app(None, Settings(), None).openapi()["paths"]  # type: ignore[arg-type]
+    assert len(paths) > 10
+    assert all(f"{method.upper()} {path}" in text for path, methods in paths.items() for method in methods)
+
+
+def test_the_settings_page_lists_every_variable_with_its_meaning(site: Path) -> None:
+    text = (site / "settings.html").read_text(encoding="utf-8")
+    for name in Settings.model_fields:
+        assert re.search(rf"<code>LAZYTRAIN_{name.upper()}</code></td>\n<td>.+</td>\n<td>\S.+</td>", text), name
+
+
+def test_the_benchmarks_page_has_the_newest_figures(site: Path) -> None:
+    text = (site / "benchmarks.html").read_text(encoding="utf-8")
+    results = ROOT / "tests" / "benchmarks" / "results"
+    for name in ("executor", "optimizer", "planner", "placement"):
+        newest = max(results.glob(f"{name}-*.json"))
+        key, value = next(
+            (key, value)
+            for key, value in json.loads(newest.read_text(encoding="utf-8")).items()
+            if isinstance(value, float)
+        )
+        assert newest.name in text
+        assert f"<td><code>{key}</code></td>\n<td>{value:.4g}</td>" in text
+    scripts = [path for path in results.parent.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")]
+    assert all(f'id="{path.stem}"' in text for path in scripts)
+
+
+def test_the_page_of_errors_lists_every_code(site: Path) -> None:
+    text = (site / "errors.html").read_text(encoding="utf-8")
+    assert all(
+        f"<code>{code}</code>" in text for code in ("does_not_fit", "out_of_memory", "unreachable", "invalid_spec")
+    )

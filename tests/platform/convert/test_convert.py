@@ -37,7 +37,7 @@ dataset: d
 AXOLOTL = "base_model: m\ndatasets: [{path: a.jsonl, type: alpaca}]\n"
 
 
-@pytest.mark.parametrize("name", ["qwen_full_sft.yaml", "llama_full.yml", "megatrain_14b.yaml"])
+@pytest.mark.parametrize("name", sorted(path.name for path in FILES.iterdir()))
 def test_every_key_is_mapped_or_named_with_its_line(name: str, tmp_path: Path) -> None:
     """What is written loads as a job file, and each line of the file is in it or in the notes."""
     conversion = converted(name)
@@ -46,7 +46,7 @@ def test_every_key_is_mapped_or_named_with_its_line(name: str, tmp_path: Path) -
     assert load_spec(file).name == Path(name).stem
     text = (FILES / name).read_text(encoding="utf-8").splitlines()
     for note in conversion.notes:
-        assert text[note.line - 1].strip().lstrip("- ").startswith(note.key.rsplit(".", 1)[-1].split("[")[0])
+        assert note.key.rsplit(".", 1)[-1].split("[")[0] in text[note.line - 1]
     assert [note.line for note in conversion.notes] == sorted(note.line for note in conversion.notes)
 
 
@@ -174,7 +174,16 @@ def test_an_unknown_key_is_named(tmp_path: Path) -> None:
     [
         ("model: {path: a}\ndata: {train: [{path: b}]}\n", "no file of LLaMA-Factory, Axolotl or MegaTrain"),
         ("services: {web: {image: nginx}}\n", "no file of LLaMA-Factory"),
-        ("model_name_or_path: m\nstage: dpo\ndataset: d\n", "stage dpo has no counterpart"),
+        ("model_name_or_path: m\nstage: kto\ndataset: d\n", "stage kto has no counterpart"),
+        ("model_name_or_path: m\nstage: dpo\npref_loss: simpo\ndataset: d\n", "dpo with the loss simpo"),
+        (AXOLOTL + "rl: grpo\n", "rl grpo has no counterpart"),
+        ("- base_model: m\n", "mapping"),
+        ("", "empty"),
+        (AXOLOTL + "seed: [1, 2]\n", "train.seed"),
+        (AXOLOTL + "learning_rate: .nan\n", "train.learning_rate"),
+        ("base_model: m\ndatasets: [a.jsonl, 3]\n", "makes no job: data"),
+        ("base_model: m\ndatasets: {path: a.jsonl}\n", "makes no job: data"),
+        ("base_model: m\nbase_model: n\ndatasets: []\n", "base_model"),
         ("model: {name: m}\ntraining: {batch_size: 3}\n", "makes no job: data"),
         (LLAMA_FACTORY + "learning_rate: fast\n", "train.learning_rate"),
     ],
@@ -183,6 +192,95 @@ def test_files_that_cannot_be_converted(text: str, words: str, tmp_path: Path) -
     with pytest.raises(InputError, match=words) as caught:
         convert(written(tmp_path, text))
     assert caught.value.exit_code == 2
+
+
+def test_preferences_of_llama_factory() -> None:
+    conversion = converted("mistral_dpo.yaml")
+    job, told = conversion.job, why(conversion)
+    assert job["train"]["objective"] == "dpo"
+    assert job["train"]["dpo"] == {"beta": 0.2}
+    assert job["train"]["batch"] == 32, "a pair is two sequences"
+    assert "32 counts the sequences, two for a pair" in told["per_device_train_batch_size"]
+    assert job["data"]["train"] == [{"path": "hf://trl-lib/ultrafeedback_binarized"}]
+    assert job["lora"] == {"rank": 16, "alpha": 32, "target_modules": ["q_proj", "v_proj"]}
+    assert "max_steps" not in job["train"] and "max_steps" not in told, "-1 sets no limit"
+    assert "save_every" not in job["output"] and "save_steps" in told, "a share of the steps has no counterpart"
+    assert {"streaming", "buffer_size", "enable_liger_kernel", "lr_scheduler_type", "run_name"} <= set(told)
+
+
+def test_preferences_of_axolotl(tmp_path: Path) -> None:
+    job = convert(written(tmp_path, AXOLOTL + "rl: dpo\nrl_beta: 0.3\nmicro_batch_size: 2\n")).job
+    assert (job["train"]["objective"], job["train"]["dpo"], job["train"]["batch"]) == ("dpo", {"beta": 0.3}, 4)
+
+
+def test_nested_and_shared_parts_of_axolotl() -> None:
+    conversion = converted("qwen_chat.yaml")
+    told = why(conversion)
+    assert conversion.job["data"]["train"][1] == {
+        "path": "hf://lab/instructions",
+        "format": "alpaca",
+        "part": "train[:90%]",
+        "name": "en",
+    }
+    assert conversion.job["data"]["eval"] == conversion.job["data"]["train"]
+    assert {
+        "datasets[0].roles",
+        "datasets[0].message_property_mappings",
+        "datasets[1].shards",
+        "test_datasets[1].shards",
+        "plugins",
+        "train_on_inputs",
+        "neftune_noise_alpha",
+        "loraplus_lr_ratio",
+        "fsdp_config.fsdp_offload_params",
+    } <= set(told)
+
+
+def test_megatrain_with_a_named_set() -> None:
+    conversion = converted("megatrain_named.yaml")
+    assert conversion.job["data"]["train"] == [{"path": "/lab/data", "name": "metamath"}]
+    assert conversion.job["train"]["max_grad_norm"] is None
+    assert {"model.dtype", "model.devices", "optimizer.type", "dataset.train_on_prompt"} <= set(why(conversion))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("micro_batch_size", '"2"'),
+        ("micro_batch_size", "-4"),
+        ("micro_batch_size", "2.5"),
+        ("gradient_accumulation_steps", "{a: 1}"),
+        ("num_epochs", "three"),
+        ("num_epochs", ".inf"),
+        ("num_epochs", "-1"),
+        ("max_steps", "1e3"),
+        ("save_steps", "0.1"),
+        ("val_set_size", "500"),
+        ("val_set_size", "yes please"),
+        ("optimizer", "[adamw_torch]"),
+        ("lr_scheduler", "{type: cosine}"),
+        ("chat_template", "[1, 2]"),
+        ("attn_implementation", "7"),
+        ("datasets_extra", "&a {b: 1}"),
+        ("1", "2"),
+        ("löschen", "ja"),
+    ],
+)
+def test_a_value_that_means_nothing_is_named(key: str, value: str, tmp_path: Path) -> None:
+    text = AXOLOTL + ("micro_batch_size: 1\n" if key.startswith("grad") else "") + f"{key}: {value}\n"
+    conversion = convert(written(tmp_path, text))
+    assert any(note.key.split(".")[0] == key for note in conversion.notes)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe\x00", b"base_model: &a [*a]\ndatasets: [*a]\n", b"[" * 400, b"a: " + b"x" * (300 << 10), b"\x00"],
+)
+def test_odd_files_are_refused_in_words(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "odd.yaml"
+    file.write_bytes(content)
+    with pytest.raises(InputError):
+        convert(file)
 
 
 def test_a_file_that_is_not_yaml(tmp_path: Path) -> None:

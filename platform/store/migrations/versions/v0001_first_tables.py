@@ -137,3 +137,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["job"], ["jobs.id"], name=op.f("fk_stages_job")),
         sa.PrimaryKeyConstraint("job", "name", name=op.f("pk_stages")),
     )
+
+
+def downgrade() -> None:
+    """Drop them, with all that they hold."""
+    for table in ("stages", "requests", "events", "tokens", "jobs", "users", "nodes", "leases", "audit"):
+        op.drop_table(table)
