@@ -40,12 +40,16 @@ def renderer() -> Environment:
         "number": number,
         "ago": ago,
         "clock": clock,
-        "stream": lambda name: STREAM_WORDS.get(name, name),
+        "stream": _stream,
     }
     environment.globals["state_tone"] = state_tone
     # Not imported by each template: a block that is rendered alone would not know it.
     environment.globals["parts"] = environment.get_template("parts.html").module
     return environment
+
+
+def _stream(name: str) -> str:
+    return STREAM_WORDS.get(name, name)
 
 
 def size(value: float | None) -> str:

@@ -20,7 +20,7 @@ def plan_shape(asked: Mapping[str, Any]) -> dict[str, Any]:
     ``solve_seconds``, and the machine as ``profile`` (fields of `HardwareProfile`) or ``gpu`` (a name that
     `hardware` knows). The answer is that of ``plan --json`` with ``machine``, ``model`` and the predicted ``timeline``.
     """
-    budgets = {name: asked.get(name) for name in ("gpu_memory", "host_memory", "nvme")}
+    budgets: dict[str, Any] = {name: asked.get(name) for name in ("gpu_memory", "host_memory", "nvme")}
     profile = _profile(asked, budgets)
     source = find_model(asked["model"])
 

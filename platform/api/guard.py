@@ -98,7 +98,7 @@ class _Passage:
 
     def _from_where(self) -> Response | None:
         refusal = self.guard._origins.refusal(self._headers, self.scope["method"])
-        return refusal and answer(refusal.status, refusal.code, refusal.message, refusal.hint)
+        return answer(refusal.status, refusal.code, refusal.message, refusal.hint) if refusal else None
 
     def _kind_of_body(self) -> Response | None:
         kind = self._headers.get("content-type")

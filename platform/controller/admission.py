@@ -8,7 +8,7 @@ from typing import Any
 from ...jobs.errors import LazytrainError, NotFound
 from ...jobs.lifecycle import JobState
 from ...schedulers.hardware import same_gpu
-from ..admission import STAGE, Admission, AdmissionOrder
+from ..admission import STAGE, Admission, AdmissionOrder, Answer
 from ..artifacts import JobFiles
 from ..store import Job
 from .desk import Desk
@@ -20,7 +20,8 @@ LESS = 0.85
 
 def admit(desk: Desk) -> None:
     """Take in what planning has found, and have planned what is not."""
-    results = desk.planner.results()
+    answers = desk.planner.results()
+    results = {job: found for job, found in answers.items() if not isinstance(found, Answer)}  # nobody asks questions here
     queued = desk.store.jobs.list(states=[JobState.QUEUED])
     desk.for_each([job for job in queued if job.id in results], lambda job: _take_in(desk, job, results[job.id]))
     profiles, gpus = _profiles(desk)

@@ -85,7 +85,7 @@ def _option(stored: Mapping[str, Any], share: float) -> Option:
 
 
 def _share_left(job: Job, plan: Admission) -> float:
-    return max(0.0, 1.0 - job.outcome.get("step", 0) / plan.steps)
+    return max(0.0, 1.0 - int(job.outcome.get("step", 0)) / plan.steps)
 
 
 def _running(desk: Desk, job: Job, table: Table) -> RunningJob:
