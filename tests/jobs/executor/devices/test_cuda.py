@@ -216,6 +216,15 @@ def test_waiting_for_what_came_after_a_copy_lets_go_of_its_source_too(device):
     assert gone() is None
 
 
+def test_the_users_tensors_come_by_way_of_pinned_memory_so_that_nobody_waits(device, monkeypatch):
+    pinned, batch = [], torch.ones(3)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    assert device.bring(batch) is batch
+    device.torch_device = torch.device("meta")
+    assert device.bring(batch).is_meta
+    assert [tensor is batch for tensor in pinned] == [True]
+
+
 def test_compute_runs_on_one_stream_whatever_the_callers(device, fake):
     other = FakeStream()
     with fake.on(other):
