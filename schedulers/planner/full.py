@@ -116,11 +116,13 @@ class Search:
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
         family = least.family
-        if _is_shape(family) and self._key(least) not in self.programs:
-            exact = self._solve(least)
-            whole = not family.residents[1] and self._covers(least)
-            self.certificate.add(replace(least, bound_s=max(least.bound_s, exact.bound_s)) if whole else least)
-            return True
+        if _is_shape(family):
+            known = self.programs.get(self._key(least))
+            exact = known or self._solve(least)
+            better = exact.bound_s if not family.residents[1] and self._covers(least) else 0.0
+            if known is None or better > least.bound_s:
+                self.certificate.add(replace(least, bound_s=max(least.bound_s, better)))
+                return True
         parts = parts_of(family)
         for part in parts:
             bound = self._bound(part, share=SPARE * PROOF)
