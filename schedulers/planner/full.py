@@ -40,7 +40,7 @@ LIKELY: Final = ((2, 3), (3, 3))
 """Weight and staging slots of the shapes that are tried first."""
 PAPER_SECONDS: Final = 2.0
 """Time for the paper's plan, which is a candidate too."""
-WHOLE_LAYERS: Final = 24
+WHOLE_LAYERS: Final = 6
 """Of longer chains the exact program has no blocks longer than the bound's, and no NVMe where the bound uses none."""
 FAMILIES: Final = 28
 """Most families that are bounded."""
