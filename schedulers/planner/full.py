@@ -33,16 +33,18 @@ from .search import NoScheduleError, OutOfTimeError, Question, find
 PROOF: Final = 0.0095
 """Share of the step time by which no policy is proven to be faster, where the search ends."""
 ENOUGH: Final = 0.006
-"""Share of its family's bound within which a policy ends the solver's work on its shape."""
+"""Share of its bound, or of its family's, within which a policy ends the solver's work on its shape."""
 SPARE: Final = 0.9
 """Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
 LIKELY: Final = ((2, 3), (3, 3))
 """Weight and staging slots of the shapes that are tried first."""
 PAPER_SECONDS: Final = 2.0
 """Time for the paper's plan, which is a candidate too."""
+WHOLE_LAYERS: Final = 6
+"""Of longer chains the exact program has no blocks longer than the bound's, and no NVMe where the bound uses none."""
 FAMILIES: Final = 28
 """Most families that are bounded."""
-PROGRAMS: Final = 6
+PROGRAMS: Final = 8
 """Most exact programs that are solved."""
 NODES: Final = 3000
 """Nodes of the solver's search tree times layers, after which an exact program is left."""
@@ -79,7 +81,11 @@ class Search:
     @property
     def proven(self) -> bool:
         """Whether no policy of the families so far is faster by more than the proof asks for."""
-        return bool(self.certificate.families) and self.certificate.bound_s >= self.step_s * (1 - PROOF)
+        return bool(self.certificate.families) and self._within(self.certificate.bound_s)
+
+    def _within(self, bound_s: float) -> bool:
+        """Whether the best policy is as close to a bound as the proof asks for."""
+        return bound_s >= self.step_s * (1 - PROOF)
 
     def offer(self, policy: Policy) -> dict[str, int] | None:
         """Take a policy if it is faster than the best and fits; what it is short of if only memory is in its way."""
@@ -98,29 +104,34 @@ class Search:
     def run(self) -> None:
         """Bound and solve until the plan is proven, or the work that may be done is."""
         for family in families_of(self._problem()):
-            if not self.certificate.families:
-                self._begin(family)
-            else:
-                self.certificate.add(self._bound(family, share=SPARE * PROOF))
-            while not self.proven and self._goes_on() and self._open(self.certificate.take()):
-                pass
+            self._begin(family, share=SPARE * PROOF if self.certificate.families else 0.0)
+        while not self.proven and self._goes_on() and self._open(self.certificate.take()):
+            pass
 
-    def _begin(self, family: Family) -> None:
-        """Bound the first family, and try the shapes that most often are the best ones at once."""
-        bound = self._bound(family)
+    def _begin(self, family: Family, share: float) -> None:
+        """Bound a family; unless nobody in it is better, try the shapes at once that most often are the best ones."""
+        bound = self._bound(family, share=share)
         self.certificate.add(bound)
         for weights, staging in LIKELY:
-            if not self.proven and self._goes_on():
-                self._solve(replace(bound, family=replace(family, weights=(weights,) * 2, staging=(staging,) * 2)))
+            likely = replace(bound, family=replace(family, weights=(weights,) * 2, staging=(staging,) * 2))
+            if (
+                bound.counts
+                and not self._within(bound.bound_s)
+                and self._goes_on()
+                and self._key(likely) not in self.programs
+            ):
+                self._solve(likely)
 
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
         family = least.family
-        if _is_shape(family) and self._key(least) not in self.programs:
-            exact = self._solve(least)
-            whole = not family.residents[1] and self._covers(least)
-            self.certificate.add(replace(least, bound_s=max(least.bound_s, exact.bound_s)) if whole else least)
-            return True
+        if _is_shape(family):
+            known = self.programs.get(self._key(least))
+            exact = known or self._solve(least)
+            better = exact.bound_s if not family.residents[1] and self._covers(least) else 0.0
+            if known is None or better > least.bound_s:
+                self.certificate.add(replace(least, bound_s=max(least.bound_s, better)))
+                return True
         parts = parts_of(family)
         for part in parts:
             bound = self._bound(part, share=SPARE * PROOF)
@@ -174,6 +185,7 @@ class Search:
                 problem,
                 backend=question.backend,
                 seconds=question.seconds_left(),
+                gap=ENOUGH,
                 nodes=NODES // layers,
                 enough_s=least.bound_s / (1 - ENOUGH) if accumulation == question.accumulation else 0.0,
             )
@@ -198,8 +210,9 @@ class Search:
         resident = frozenset(_spread(len(facts.layers), number))
         parked = sum(layer.optimizer_home == "nvme" for layer in self.best.layers)
         shape = Shape(family.weights[0], family.staging[0], resident, parked)
-        longest = max(2, counts.longest_block if counts else 2) if family.blocks[1] else 1
-        return shape, longest, bool(family.nvme[1]) and (counts is None or counts.nvme > 0 or family.nvme[0] > 0)
+        if counts is None or len(facts.layers) <= WHOLE_LAYERS:
+            return shape, self.question.longest_block if family.blocks[1] else 1, bool(family.nvme[1])
+        return shape, counts.longest_block if family.blocks[1] else 1, bool(family.nvme[1] and counts.nvme)
 
     def _covers(self, least: Bound) -> bool:
         """Whether the exact program leaves out nobody of the family."""

@@ -67,7 +67,7 @@ def test_planning_again_imports_neither_torch_nor_transformers(tmp_path: Path) -
     config.write_text(json.dumps(CONFIG))
     command = ["plan", "--model", str(config), "--gpu", "RTX3090", "--batch", "2", "--length", "16", "--json"]
     program = (
-        f"import sys\nfrom lazytrain.platform.cli.app import app\ntry:\n    app({command!r})\n"
+        f"import sys\nfrom lazytrain.platform.cli import main\nsys.argv[1:] = {command!r}\ntry:\n    main()\n"
         "finally:\n    print(sorted({'torch', 'transformers'} & set(sys.modules)), file=sys.stderr)\n"
     )
     answers = []
