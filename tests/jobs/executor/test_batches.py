@@ -51,10 +51,10 @@ def test_rows_padded_on_the_left_are_the_rows_alone(make_model, attention: str, 
         plain(input_ids=row[None], labels=row[None], num_items_in_batch=16).loss.backward()
         for name, parameter in plain.named_parameters():
             wanted[name] += parameter.grad.float()
-    ids, labels = torch.full((2, 16), 2), torch.full((2, 16), -100)
+    ids, labels, mask = torch.full((2, 16), 2), torch.full((2, 16), -100), torch.zeros((2, 16), dtype=torch.long)
     for at, row in enumerate(rows):
-        ids[at, 16 - len(row) :], labels[at, 16 - len(row) :] = row, row
-    mask = (labels >= 0).long()
+        ids[at, 16 - len(row) :], mask[at, 16 - len(row) :] = row, 1
+        labels[at, 17 - len(row) :] = row[1:]  # what comes before the first token is no part of the row
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     with streamed_of(model, 2, 16, dtype=dtype) as streamed:
         batch = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "labels": labels}
