@@ -11,6 +11,7 @@ runs with its base model replaced by one that returns the chunk.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -147,6 +148,18 @@ class Targets(NamedTuple):
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Targets:
         """The same with its tensors moved."""
         return Targets(move(self.rows), move(self.tokens), self.shape)
+
+
+def takes_a_count(model: nn.Module) -> bool:
+    """Whether the model's own loss is divided by the number of tokens that its forward is given.
+
+    What the class says of itself counts, as in the trainer of ``transformers``, else what its forward accepts.
+    """
+    said = getattr(model, "accepts_loss_kwargs", None)
+    if said is not None:
+        return bool(said)
+    parameters = inspect.signature(type(model).forward).parameters.values()
+    return any(p.kind is p.VAR_KEYWORD or p.name == "num_items_in_batch" for p in parameters)
 
 
 def loss_only(logits: Logits, states: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,6 @@ def load_model(section: Model) -> tuple[PreTrainedModel, Any]:
         raise _cannot_load(section.path, error) from error
     if expanded:
         log.warning("%s is published in 4 bits: it is trained, and saved, in %s", section.path, section.dtype)
-        del model.config.quantization_config, model.hf_quantizer
     _check_weights(section.path, loading)
     _check_aliases(section.path, model)
     _check_finite(section.path, model)

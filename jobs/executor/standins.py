@@ -20,7 +20,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from ..effects import Outcome, Places, apply, unit_call
 from ..errors import ProgramError
-from ..head_loss import Logits, RowLoss, Targets, forward_in_chunks, log_probabilities_of_rows
+from ..head_loss import Logits, RowLoss, Targets, forward_in_chunks, log_probabilities_of_rows, takes_a_count
 from ..replay import Autocast, Call
 from ..structure import LOOSE
 from .engine import Engine
@@ -147,11 +147,21 @@ class StandIns:
                 logits = self._model_forward(*args, **kwargs).logits
                 return CausalLMOutput(loss=row_loss(log_probabilities_of_rows(logits, targets.moved(self._bring))))
             if self.engine.facts.loss == "whole":
-                if num_items_in_batch is not None:
-                    kwargs["num_items_in_batch"] = num_items_in_batch
-                return self._model_forward(*args, labels=self._bring(labels), **kwargs)
+                return self._forward_whole(args, kwargs, self._bring(labels), len(targets.rows), num_items_in_batch)
             kwargs.pop("logits_to_keep", None)
             return self._forward_in_chunks(args, kwargs, labels, targets, num_items_in_batch, row_loss)
+
+    def _forward_whole(
+        self, args: Any, kwargs: dict[str, Any], labels: torch.Tensor, supervised: int, count: Any
+    ) -> Any:
+        """The model's own loss, of all logits. One that knows of no count is the mean of this micro-batch alone."""
+        if count is None:
+            return self._model_forward(*args, labels=labels, **kwargs)
+        if takes_a_count(self.model):
+            return self._model_forward(*args, labels=labels, num_items_in_batch=count, **kwargs)
+        output = self._model_forward(*args, labels=labels, **kwargs)
+        output.loss = output.loss * (supervised / count)
+        return output
 
     def _whole_forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)  # trainers look at its parameters

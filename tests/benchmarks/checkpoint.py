@@ -41,10 +41,10 @@ from lazytrain.platform.demo.inputs import write_inputs
 CYCLES, QUICK_CYCLES = 200, 8
 SAVE_EVERY = 50
 POINTS = [
-    "claimed", "loaded", "prepared", "resumed", "forward", "backward", "step", "stepped", "evaluating", "saving",
-    "start", "unit", "trainer", "manifest", "synced", "renamed", "published", "removing", "removed", "done",
+    "claimed", "loaded", "prepared", "rehearsed", "resumed", "forward", "backward", "step", "stepped", "evaluating",
+    "saving", "start", "unit", "trainer", "manifest", "synced", "renamed", "published", "removing", "removed", "done",
 ]  # fmt: skip
-ONCE = {"claimed", "loaded", "prepared", "resumed", "evaluating"}
+ONCE = {"claimed", "loaded", "prepared", "rehearsed", "resumed", "evaluating"}
 """Points that come by once in a process, or seldom."""
 GPU = Emulated(memory_bytes=1 << 30, h2d_bytes_s=4e9, d2h_bytes_s=4e9)
 
