@@ -15,6 +15,7 @@ from ...jobs.lifecycle import JobState
 from ..cluster.runs import Look, Phase
 from ..store import Job
 from .desk import ACTIVE, RESUMING, SPILLING, Desk
+from .leaving import make_it_leave
 
 _S = JobState
 _PAUSED = "paused"
@@ -40,10 +41,7 @@ def make_it_pause(desk: Desk, job: Job, claim: str, look: Look) -> None:
 def keep_paused(desk: Desk, job: Job, claim: str, look: Look) -> None:
     """Let it leave when its memory is wanted, and see that it does not train on by itself."""
     if job.reason in (SPILLING, RESUMING):
-        desk.runner.stop(claim, Path(job.run_dir))
-        if desk.notes.waited(claim, "stop", desk.clock()) >= desk.config.stop_timeout_s:
-            desk.notes.killed.add(claim)
-            desk.runner.kill(claim)
+        make_it_leave(desk, job, claim)
     elif look.phase is not Phase.PAUSED:
         desk.runner.pause(claim, Path(job.run_dir))
 

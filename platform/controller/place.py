@@ -20,8 +20,8 @@ from .admission import STAGE
 from .desk import ACTIVE, MOVING, PREEMPTED, SPILLING, Desk
 from .endings import fail
 from .failures import Failure
-from .searched import search_for, take_in, wants_search
 from .question import Table, fingerprint, question
+from .searched import search_for, take_in, wants_search
 
 log = logging.getLogger(__name__)
 _S = JobState
