@@ -1,9 +1,9 @@
 """Paused jobs that keep their state in the memory of their node.
 
-    RUNNING  --pause-->   PAUSING   the training gives its GPU up after the step, and its process waits
-             --paused-->  PAUSED    with a claim: the state is in memory; without one: in a checkpoint
-    PAUSED   --resume-->  STARTING  on the GPU that it had, if that is free
-                          QUEUED    else its state goes into a checkpoint, and it waits for any place
+RUNNING  --pause-->   PAUSING   the training gives its GPU up after the step, and its process waits
+         --paused-->  PAUSED    with a claim: the state is in memory; without one: in a checkpoint
+PAUSED   --resume-->  STARTING  on the GPU that it had, if that is free
+                      QUEUED    else its state goes into a checkpoint, and it waits for any place
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ def resume(desk: Desk, job: Job) -> None:
 
 
 def spilled(desk: Desk, job: Job, outcome: dict[str, object], *, saved: bool) -> None:
-    """A paused job's process has ended: its memory is free. It stays paused, or waits for a place if it was to go on.
-    """
+    """A paused job's process has ended, its memory is free. It stays paused, or waits for a place to go on."""
     lost = "" if saved else "; what it had in memory is lost, its last checkpoint is not"
     if job.reason == RESUMING:
         words = f"waits to go on from where it was paused{lost}"

@@ -21,7 +21,6 @@ from lazytrain.platform.store import Action, Job, NewJob, Role, Store
 from lazytrain.schedulers.hardware import hardware
 from lazytrain.schedulers.placement import Decisions, Preempt, Question, SolverReport, Start, Wait, WaitCode
 
-
 _ALIVE = (Phase.STARTING, Phase.RUNNING, Phase.PAUSED)
 
 
@@ -177,8 +176,7 @@ def first_come(question: Question) -> Decisions:
         for node in question.nodes
         if node.open
         for gpu in node.gpus
-        if gpu.state == "free"
-        and not any(job.node == node.name and job.gpu == gpu.id for job in question.running)
+        if gpu.state == "free" and not any(job.node == node.name and job.gpu == gpu.id for job in question.running)
     ]
     starts, waits, preempts = [], [], []
     for job in sorted(question.waiting, key=lambda job: (-job.priority, job.submitted_s)):
@@ -246,7 +244,16 @@ class World:
         spec = {"name": name, "train": {"batch": "auto"}, "output": {"dir": "x"}, "queue": {"retries": 2}, **sections}
         run_dir = str(self.folder / job_id)
         job, _ = self.store.jobs.create(
-            NewJob(id=job_id, user=user, name=name, spec=spec, run_dir=run_dir, priority=priority, after=after, continues=continues),
+            NewJob(
+                id=job_id,
+                user=user,
+                name=name,
+                spec=spec,
+                run_dir=run_dir,
+                priority=priority,
+                after=after,
+                continues=continues,
+            ),
             self.now,
         )
         return job

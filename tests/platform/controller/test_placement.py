@@ -49,7 +49,7 @@ def test_nobody_types_a_wall_time_and_a_job_that_ends_before_is_let_pass(lab: Wo
     lab.planner.memory_bytes = 1200 << 30
     first = lab.submit()
     lab.running(first)
-    assert "ends about" in [e.sentence for e in lab.store.jobs.events(first.id) if e.state == "STARTING"][0]
+    assert "ends about" in next(e.sentence for e in lab.store.jobs.events(first.id) if e.state == "STARTING")
     large = lab.submit(priority=90)
     lab.steps(3)
     assert lab.job(large).reason == "host_memory"
@@ -260,8 +260,13 @@ def test_rules_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("min_run: 10", "min_run"), ("quota: {ada: {H800: -1}}", "quota.ada.H800"), ("shares: {ada: 0}", "shares"),
-     ("a: [", "cannot be read"), ("- 1", "")],
+    [
+        ("min_run: 10", "min_run"),
+        ("quota: {ada: {H800: -1}}", "quota.ada.H800"),
+        ("shares: {ada: 0}", "shares"),
+        ("a: [", "cannot be read"),
+        ("- 1", ""),
+    ],
 )
 def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, what: str) -> None:
     path = tmp_path / "rules.yaml"
