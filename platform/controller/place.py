@@ -63,8 +63,8 @@ def _table(desk: Desk) -> Table:
 
 
 def _has_a_place(job: Job) -> bool:
-    """Whether it holds something of a node: a GPU, or only memory while it is paused."""
-    return bool(job.claim) if job.state is _S.PAUSED else job.state in ACTIVE and bool(job.gpu)
+    """Whether it holds something of a node: a GPU, or only memory while it is paused, or leaves after that."""
+    return job.state is not _S.QUEUED and bool(job.gpu or job.claim)
 
 
 def _act(desk: Desk, decisions: Decisions, table: Table) -> None:
