@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..units import Duration, Moment
-from .types import AutoBytes, AutoCount, Count, Name, Share, Targets, Text
+from .types import AutoBytes, AutoCount, Count, Name, Seed, Share, Targets, Text
 
 
 class Section(BaseModel):
@@ -60,7 +60,7 @@ class Split(Section):
     """Share of the rows that is trained on."""
     eval: Share = 0.3
     """Share of the rows that is held out."""
-    seed: int = 42
+    seed: Seed = 42
     """Decides which rows go where."""
 
     @model_validator(mode="before")
@@ -159,7 +159,7 @@ class Train(Section):
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Global gradient norm above which gradients are scaled down; null turns clipping off."""
-    seed: int = 42
+    seed: Seed = 42
     """Seed of row order, dropout and everything else that is drawn."""
 
     @model_validator(mode="after")
@@ -270,7 +270,7 @@ class Evaluate(Section):
     """0 writes the likeliest token each time; above it, tokens are drawn, 1 being the model's own probabilities."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Draws only from the likeliest tokens that together have this probability."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of what is drawn."""
 
 

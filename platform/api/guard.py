@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import anyio.to_thread
 from starlette.datastructures import Headers
@@ -107,8 +106,8 @@ class _Passage:
             )
         origin = self._headers.get("origin")
         if origin is not None and self.scope["method"] not in _READS:
-            parts = urlsplit(origin)
-            if parts.scheme not in ("http", "https") or parts.netloc.lower() != host.lower():
+            scheme, _, name = origin.lower().partition("://")
+            if scheme not in ("http", "https") or name != host.lower():
                 return answer(403, "bad_origin", "the request comes from a page of another site")
         return None
 

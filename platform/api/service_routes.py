@@ -27,7 +27,7 @@ _UserName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 @router.get("/nodes")
 def nodes(user: Viewer, store: StoreOf) -> schemas.NodePage:
     """All nodes that were ever seen."""
-    running = store.jobs.list(states=_ON_NODES, user=None if sees_all(user) else user.name)
+    running = store.jobs.list(states=_ON_NODES, user=None if sees_all(user) else user.name, specs=False)
     return schemas.NodePage(nodes=[node_view(node, running) for node in store.nodes.list()])
 
 
@@ -41,7 +41,7 @@ def drain(name: _NodeName, body: schemas.Draining, user: Admin, store: StoreOf) 
 @router.get("/queue")
 def queue(user: Viewer, store: StoreOf) -> schemas.QueueView:
     """Who waits and who runs; of other people's jobs only that they do."""
-    jobs = store.jobs.list(states=[JobState.QUEUED, JobState.PAUSED, *_ON_NODES])
+    jobs = store.jobs.list(states=[JobState.QUEUED, JobState.PAUSED, *_ON_NODES], specs=False)
     waiting = sorted((j for j in jobs if j.state is JobState.QUEUED), key=_turn)
     rest = sorted((j for j in jobs if j.state is not JobState.QUEUED), key=_turn)
     return schemas.QueueView(
