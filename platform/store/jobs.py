@@ -320,7 +320,7 @@ def _add_event(
 def _job(row: JobRow, *, spec: bool = True) -> Job:
     left_out = _HIDDEN if spec else {*_HIDDEN, "spec"}
     names = (column.name for column in JobRow.__table__.columns if column.name not in left_out)
-    fields = {"spec": {}, **{name: getattr(row, name) for name in names}}
+    fields: dict[str, Any] = {"spec": {}, **{name: getattr(row, name) for name in names}}
     fields["state"] = JobState(row.state)
     fields["after"], fields["avoid"] = tuple(row.after), tuple(row.avoid)
     return Job(**fields)
