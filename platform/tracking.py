@@ -51,6 +51,8 @@ def close_tracking(job: Job, uri: str, experiment: str) -> None:
     with _own_folder(job) as folder:
         path = folder / RECORD_FILE
         record = RunRecord.load(path) if path.exists() else _new_record(path, job, uri, experiment)
+        if record.ended and record.status is None:
+            return  # the run said so itself, and MLflow has heard it
         record.end(_STATUS[job.state])
         sync_run(folder)
 

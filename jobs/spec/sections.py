@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..units import Duration, Moment
-from .types import AutoBytes, AutoCount, Count, Name, Share, Targets, Text
+from .types import AutoBytes, AutoCount, Count, Name, Seed, Share, Targets, Text
 
 
 class Section(BaseModel):
@@ -60,7 +60,7 @@ class Split(Section):
     """Share of the rows that is trained on."""
     eval: Share = 0.3
     """Share of the rows that is held out."""
-    seed: int = 42
+    seed: Seed = 42
     """Decides which rows go where."""
 
     @model_validator(mode="before")
@@ -162,7 +162,7 @@ class Train(Section):
     freeze: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """Names or patterns (*embed_tokens*, model.layers.[0-3]) of parameters and modules that do not learn: they are
     streamed as they are, without gradient and optimizer state. Empty trains all."""
-    seed: int = 42
+    seed: Seed = 42
     """Seed of row order, dropout and everything else that is drawn."""
 
     @model_validator(mode="after")
@@ -273,7 +273,7 @@ class Evaluate(Section):
     """0 writes the likeliest token each time; above it, tokens are drawn, 1 being the model's own probabilities."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Draws only from the likeliest tokens that together have this probability."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of what is drawn."""
 
 

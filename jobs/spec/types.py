@@ -47,3 +47,5 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 """Letters, digits, dots, dashes and underscores: it becomes a folder and a run name."""
+Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
+"""What every generator of random numbers takes."""

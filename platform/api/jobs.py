@@ -54,6 +54,7 @@ def list_jobs(
         user=owner if sees_all(user) else user.name,
         limit=limit + 1,
         before=_cursor(before) if before else None,
+        specs=False,
     )
     page = jobs[:limit]
     more = len(jobs) > limit
@@ -67,9 +68,9 @@ def stop_many(body: schemas.StopMany, user: Submitter, store: StoreOf) -> schema
     """Stop many jobs at once, or all of one's own. Ids of jobs that one may not stop are refused as a whole."""
     mine = None if user.role is Role.ADMIN else user.name
     if body.all:
-        ids = [job.id for job in store.jobs.list(states=_LIVE, user=user.name if mine else None)]
+        ids = [job.id for job in store.jobs.list(states=_LIVE, user=user.name if mine else None, specs=False)]
     else:
-        known = {job.id for job in store.jobs.list(ids=body.ids, user=mine)}
+        known = {job.id for job in store.jobs.list(ids=body.ids, user=mine, specs=False)}
         unknown = [job_id for job_id in body.ids if job_id not in known]
         if unknown:
             raise NotFound(f"there is no job {unknown[0]}", hint="lazytrain ps lists the jobs")

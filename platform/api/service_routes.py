@@ -41,7 +41,7 @@ def drain(name: _NodeName, body: schemas.Draining, user: Admin, store: StoreOf) 
 @router.get("/queue")
 def queue(user: Viewer, store: StoreOf) -> schemas.QueueView:
     """Who waits and who runs; of other people's jobs only that they do."""
-    jobs = store.jobs.list(states=[JobState.QUEUED, JobState.PAUSED, *ON_NODES])
+    jobs = store.jobs.list(states=[JobState.QUEUED, JobState.PAUSED, *ON_NODES], specs=False)
     expected = store.forecasts.get(time.time())
     waiting = sorted((j for j in jobs if j.state is JobState.QUEUED), key=_turn)
     rest = sorted((j for j in jobs if j.state is not JobState.QUEUED), key=_turn)

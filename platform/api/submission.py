@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,8 @@ from ..settings import Settings
 from ..store import NewJob
 
 _LONGEST_PATH = 4096
-_MOST_LINKS = 10_000
+_MOST_FILES = 10_000
+_READ_WHOLE = ("model.", "data.train.", "data.eval.")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -105,7 +107,7 @@ def _check(field: str, text: str, settings: Settings) -> None:
     roots = list(settings.allowed_roots)
     if field == "plan.nvme" and settings.nvme_dir is not None:
         roots.append(settings.nvme_dir)
-    outside = [found for found in (path, *_links_in(path)) if not any(inside(found, root) for root in roots)]
+    outside = [found for found in (path, *_links_in(path, field)) if not any(inside(found, root) for root in roots)]
     if outside:
         raise SpecError(
             f"{field}: {outside[0]} is outside of the folders that jobs may use",
@@ -114,13 +116,19 @@ def _check(field: str, text: str, settings: Settings) -> None:
         )
 
 
-def _links_in(path: Path) -> Iterator[Path]:
-    """Symbolic links in a folder of rows, which reading would follow."""
-    try:
-        entries = list(path.iterdir())[:_MOST_LINKS] if path.is_dir() else []
-    except OSError:  # it cannot be read: the job will say so
-        return
-    yield from (entry for entry in entries if entry.is_symlink())
+def _links_in(folder: Path, field: str) -> Iterator[Path]:
+    """Symbolic links that reading the folder would follow: rows and models are read with all that is below.
+
+    Raises SpecError for a folder of rows or a model with more files than anybody can look at.
+    """
+    seen, deep = 0, field.startswith(_READ_WHOLE)
+    for where, folders, files in os.walk(folder):  # what cannot be read is passed over: the job will say so
+        seen += len(folders) + len(files)
+        if deep and seen > _MOST_FILES:
+            raise SpecError(f"{field}: {folder} holds more than {_MOST_FILES:,} files", field=field, hint="name files")
+        yield from (path for name in (*folders, *files) if (path := Path(where, name)).is_symlink())
+        if not deep:
+            return
 
 
 def _check_code(spec: JobSpec, settings: Settings) -> None:

@@ -84,7 +84,7 @@ def event_view(event: Event) -> schemas.EventView:
 
 def node_views(store: Store, nodes: Iterable[Node], user: User | None) -> list[schemas.NodeView]:
     """Nodes, with what all jobs there hold, and which of them the user may see: for nobody, none."""
-    jobs = store.jobs.list(states=ON_NODES)
+    jobs = store.jobs.list(states=ON_NODES, specs=False)
     plans = store.jobs.stages_of((job.id for job in jobs), STAGE)
     return [_node_view(node, [job for job in jobs if job.node == node.name], plans, user) for node in nodes]
 

@@ -44,7 +44,7 @@ from lazytrain.schedulers.placement import Gpu, NodeState
 from lazytrain.schedulers.planner import plan
 
 CHUNK_BYTES = 64 << 10
-WARM_UP_S = 2.0
+WARM_UP_S = 1.0
 LINKS = ("h2d_bytes_s", "d2h_bytes_s")
 
 
@@ -178,7 +178,7 @@ def measure(pair: Pair, base: HardwareProfile, seconds: float) -> dict[str, Any]
         own = profiles[place]
         rates = {link: min(getattr(own, link), getattr(given, link)) for link in LINKS}
         facts = prepared[place].facts
-        return facts, plan(facts, own.model_copy(update=rates), gpu_memory=budgets[place], solve_seconds=5)
+        return facts, plan(facts, own.model_copy(update=rates), gpu_memory=budgets[place], solve_seconds=2)
 
     node = NodeState(
         name="node", kind="here", gpus=(Gpu(id="0", pcie_root="r"), Gpu(id="1", pcie_root="r")), host_bytes=1 << 40,
@@ -225,7 +225,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     base = base_profile()
     found = []
     for pair in PAIRS[1:2] if quick else PAIRS:
-        found.append(measure(pair, base, 5.0 if quick else 20.0))
+        found.append(measure(pair, base, 4.0 if quick else 10.0))
         print(json.dumps(found[-1]), file=sys.stderr)
     every = [share for pair in found for share in pair["reached"]]
     return {

@@ -13,7 +13,8 @@ from mlflow import MlflowClient
 
 from lazytrain.jobs.lifecycle import JobState
 from lazytrain.jobs.tracking import MLflowTracker, create_database
-from lazytrain.jobs.tracking.record import JOB_ID
+from lazytrain.jobs.tracking.record import JOB_ID, RECORD_FILE, RunRecord
+from lazytrain.platform import tracking
 from lazytrain.platform.artifacts import JobFiles
 from lazytrain.platform.store import Job, NewJob, Role, Store
 from lazytrain.platform.tracking import close_tracking
@@ -51,6 +52,23 @@ def test_a_run_whose_process_was_killed_is_ended(tmp_path: Path, ended: Ended) -
     run = client.get_run(tracker.run_id)
     assert run.info.status == "FAILED"
     assert run.data.metrics["loss"] == 0.5
+
+
+def test_what_mlflow_knows_it_is_not_told_again(tmp_path: Path, ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a start of the controller every recent job comes up; to ask MLflow about each takes minutes."""
+    JobFiles(tmp_path / "run").claim("j-0000000001")
+    asked: list[object] = []
+
+    def sync(folder: Path) -> None:
+        asked.append(folder)
+        record = RunRecord.load(folder / RECORD_FILE)
+        record.status = None
+        record.save()
+
+    monkeypatch.setattr(tracking, "sync_run", sync)
+    for _ in range(3):
+        tracking.close_tracking(ended(JobState.FAILED), "sqlite:///x", "lab")
+    assert asked == [tmp_path / "run"]
 
 
 @pytest.mark.parametrize("claimed", [True, False])

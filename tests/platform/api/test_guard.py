@@ -49,6 +49,7 @@ def test_no_route_answers_without_a_token(service: Service, token: str | None, m
     [
         ({"Origin": "http://evil.test"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
         ({"Origin": "http://127.0.0.1:9999"}, 403),
         ({"Host": "evil.test"}, 403),
         ({"Host": "evil.test:8470"}, 403),

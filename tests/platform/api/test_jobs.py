@@ -9,6 +9,7 @@ import pytest
 from lazytrain.jobs.errors import DataError
 from lazytrain.jobs.lifecycle import JobState
 from lazytrain.platform.admission import Admission, Way
+from lazytrain.platform.api import submission
 from lazytrain.platform.artifacts import JobFiles, write_json
 from lazytrain.platform.store import Lease, Move, Node
 
@@ -78,6 +79,7 @@ def test_without_a_folder_it_gets_one_of_the_services(service: Service) -> None:
         ({"data": {"train": [{"path": "LAB/a\ud800b"}]}}, "spec"),
         ({"output": {"dir": "/tmp"}}, "output.dir"),
         ({"plan": {"nvme": "/dev"}}, "plan.nvme"),
+        ({"train": {"seed": 1 << 64}}, "train.seed"),
         ({"data": {"train": [{"path": "LAB/r"}], "chat_template": "/etc/passwd"}}, "data.chat_template"),
     ],
 )
@@ -90,13 +92,25 @@ def test_what_is_wrong_is_refused_with_its_field(service: Service, changes: dict
     assert service.store.jobs.list() == []
 
 
-def test_links_that_lead_out_of_the_roots(service: Service) -> None:
-    rows = service.folder / "rows"
-    rows.mkdir()
-    (rows / "part.jsonl").symlink_to("/etc/passwd")
-    answer = service.submit(data={"train": [{"path": str(rows)}]})
+@pytest.mark.parametrize("place", ["part.jsonl", "below/it/part.jsonl"])
+def test_links_that_lead_out_of_the_roots(service: Service, place: str) -> None:
+    link = service.folder / "rows" / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/etc/passwd")
+    answer = service.submit(data={"train": [{"path": str(service.folder / "rows")}]})
     assert answer.status_code == 422
     assert "part.jsonl" in answer.json()["error"]["message"]
+
+
+def test_a_folder_that_nobody_can_look_through(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "_MOST_FILES", 3)
+    rows = service.folder / "rows"
+    rows.mkdir()
+    for number in range(4):
+        (rows / f"{number}.jsonl").touch()
+    answer = service.submit(data={"train": [{"path": str(rows)}]})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "data.train.0.path")
+    assert service.submit(output={"dir": str(rows)}).status_code == 201
 
 
 def test_a_models_own_code_runs_only_where_it_is_trusted(service: Service) -> None:
