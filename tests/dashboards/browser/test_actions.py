@@ -83,11 +83,12 @@ def test_retry_and_remove(site: Site, person: Open) -> None:
     someone.go(site.job("to-retry"))
     before = site.made.store.jobs.count()
     someone.page.get_by_role("button", name="Retry").click()
-    said(someone, "waits as")
+    before_id = site.made.jobs["to-retry"]
+    someone.page.wait_for_url(lambda url: "/jobs/j-" in url and before_id not in url)
     assert sum(site.made.store.jobs.count().values()) == sum(before.values()) + 1
     someone.go("/queue?show=ended")
     someone.page.get_by_role("button", name="Remove job to-remove").click()
-    said(someone, "off the list")
+    someone.page.get_by_role("link", name="to-remove").wait_for(state="detached")
     assert stored(site, "to-remove").removed_at is not None
 
 
@@ -96,7 +97,7 @@ def test_a_node_is_drained_and_taken_back(site: Site, person: Open) -> None:
     someone.go("/nodes")
     someone.page.get_by_label("Why gpu-2 is drained").fill("new <b>disk</b>")
     someone.page.get_by_role("button", name="Give gpu-2 no new jobs").click()
-    someone.page.locator("#gpu-2").get_by_text("new <b>disk</b>").wait_for()
+    someone.page.locator("#node-gpu-2").get_by_text("new <b>disk</b>").wait_for()
     assert site.made.store.nodes.get("gpu-2").drained
     someone.page.get_by_role("button", name="Take gpu-2 back into service").click()
     someone.page.get_by_role("button", name="Give gpu-2 no new jobs").wait_for()
