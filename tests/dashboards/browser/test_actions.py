@@ -131,7 +131,7 @@ def test_a_job_is_written_planned_and_submitted(site: Site, person: Open) -> Non
         page.locator(f'[id="f-{name}"]').fill(value)
     page.locator('[id="f-data.train.0.path"]').fill(f"{folder}/rows.jsonl")
     page.keyboard.press("Tab")
-    page.wait_for_function("document.querySelector('#text').value.includes('rows.jsonl')")
+    page.locator("#text", has_text="rows.jsonl").wait_for()
     page.get_by_role("button", name="See where it fits").click()
     page.locator("#fits").get_by_text("It fits").wait_for()
     page.get_by_role("button", name="Submit", exact=True).click()
@@ -183,8 +183,7 @@ def test_a_timeline_is_zoomed_by_buttons_and_keys(site: Site, person: Open) -> N
     someone = person()
     someone.go(f"{site.job('qwen7b-metamath')}?tab=plan")
     page = someone.page
-    page.wait_for_selector("#timelines .plot-timeline .plot-track")
-    page.wait_for_function("document.querySelectorAll('#timelines .plot-track').length > 8")
+    page.locator("#timelines .plot-track").nth(8).wait_for()  # predicted and measured
 
     def shown() -> list[float]:
         box = page.locator("#timelines .plot-track").first.get_attribute("viewBox").split()
