@@ -76,7 +76,7 @@ def facts() -> ModelFacts:
         side_bytes=1 << 20,
         before=(unit("model.embed", "before", output_bytes=boundary, **edge),),
         layers=tuple(unit(f"model.layers.{i}", "layer", **layer) for i in range(28)),
-        after=(unit("model.norm", "after", output_bytes=boundary),),
+        after=(unit("model.norm", "after", output_bytes=boundary, parameters=3584, weight_bytes=7168),),
         head=unit("lm_head", "head", forward_flops=2.0 * edge["parameters"] * tokens, **edge),
     )
 
