@@ -45,7 +45,8 @@ def collect(visit: Visit, job: JobView) -> dict[str, Any]:
 
 def search(client: Client, job_id: str, attempt: int, words: str) -> Search:
     """Lines that hold ``words``, capital or not; the first ones, and of a very long log its beginning."""
-    wanted, found, number, read = words.lower(), [], 0, 0
+    found: list[tuple[int, str]] = []
+    wanted, number, read = words.lower(), 0, 0
     for text in pieces(client, job_id, attempt):
         for line in text.splitlines():
             number += 1
@@ -81,5 +82,5 @@ def whole(visit: Visit) -> Response:
 
 async def _in_threads(texts: Iterator[str], threads: CapacityLimiter) -> AsyncIterator[str]:
     """Wait for each piece in a thread of the pages: those of the API have to stay free to answer."""
-    while (piece := await to_thread.run_sync(next, texts, None, limiter=threads)) is not None:
+    while (piece := await to_thread.run_sync(lambda: next(texts, None), limiter=threads)) is not None:
         yield piece

@@ -87,8 +87,11 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def ago(at: float | None) -> str | Markup:
-    """A time that the browser shows as ``3 min ago``, or as ``in 3 min``."""
-    return _time(at, "ago")
+    """A time that the browser shows as ``3 min ago``, or as ``in 3 min``; to ten seconds.
+
+    An expected end moves a little all the time: a part of a page shall not count as changed for that.
+    """
+    return _time(None if at is None else 10 * round(at / 10), "ago")
 
 
 def clock(at: float | None) -> str | Markup:

@@ -109,7 +109,8 @@ def _steps(path: Path) -> Iterator[Metric]:
     if record is None:
         return
     family = HistogramMetricFamily("lazytrain_controller_step_seconds", "Seconds of the controller's steps.")
-    total, buckets = 0, []
+    total = 0
+    buckets: list[tuple[str, float]] = []
     for bound, count in zip([*map(str, record["bounds_s"]), "+Inf"], record["counts"], strict=True):
         total += count
         buckets.append((bound, float(total)))
@@ -118,4 +119,4 @@ def _steps(path: Path) -> Iterator[Metric]:
 
 
 def _gauge(name: str, words: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"lazytrain_{name}", words, value=value)
+    return GaugeMetricFamily(f"lazytrain_{name}", words, value=float(value))

@@ -12,6 +12,7 @@ from ...jobs.policy import Policy
 from ...jobs.timeline import Timeline
 from ...schedulers.drawing import (
     MOST_POINTS,
+    Line,
     PolicyMap,
     SeriesPlot,
     TimelinePlot,
@@ -89,7 +90,7 @@ def _plot(name: str, found: Mapping[str, SeriesView]) -> SeriesPlot:
     return series_plot(metric.title, lines, unit=metric.unit, log=metric.log)
 
 
-def _line(label: str, view: SeriesView) -> Any:
+def _line(label: str, view: SeriesView) -> Line:
     return line(label, view.steps, view.values, most=max(len(view.steps), 1), count=view.count)
 
 

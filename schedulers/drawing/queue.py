@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .elements import data_table, figure, rect, rule, seconds, svg, text, ticks
 
-WIDTH, ROW, BAR, LEFT, RIGHT, BOTTOM = 900, 26, 16, 190, 20, 24
+WIDTH, ROW, BAR, LEFT, RIGHT, BOTTOM = 900, 26, 16, 200, 24, 24
 MOST_ROWS = 40
 _DISTANCES = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800, 604_800)
 
@@ -94,4 +94,4 @@ def _legend() -> str:
 
 
 def _short(words: str) -> str:
-    return words if len(words) <= 26 else f"{words[:25]}…"
+    return words if len(words) <= 24 else f"{words[:23]}…"

@@ -228,8 +228,9 @@ def make_template(folder: Path) -> Template:
     return Template(path, tokens, lease)
 
 
-def make_lab(folder: Path, template: Template, **settings: Any) -> Lab:
+def make_lab(folder: Path, template: Template | None = None, **settings: Any) -> Lab:
     """A lab in ``folder``."""
+    template = template or make_template(folder)
     shutil.copy(template.path, folder / "copy.db")
     store = Store(f"sqlite:///{folder / 'copy.db'}")
     found = Settings(home=folder / "home", roots=(str(folder / "lab"),), **{"requests_per_minute": 100_000, **settings})

@@ -7,6 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from lazytrain.dashboards.app import STATIC, beside, create_app
+from lazytrain.dashboards.pages import overview
 from lazytrain.dashboards.web import Reads
 from lazytrain.platform.api import InProcess, Origins
 from lazytrain.platform.client import Client
@@ -86,6 +87,18 @@ def test_fifty_open_pages_ask_the_service_no_more_than_one_does(lab: Lab) -> Non
         for browser in browsers:
             assert browser.get("/queue?part=rows").status_code == 200
     assert len(asked) == 1
+
+
+def test_a_page_that_fails_is_answered_behind_the_door(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "kinds_of", lambda nodes: 1 / 0)
+    browser = lab.browser()
+    answer = browser.get("/")
+    assert answer.status_code == 500
+    assert "this page failed" in answer.text
+    assert "ZeroDivisionError" not in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    part = browser.get("/?part=all", headers={"HX-Request": "true"})
+    assert (part.status_code, "<html" in part.text) == (500, False)
 
 
 def test_a_part_of_no_page(lab: Lab) -> None:

@@ -76,7 +76,7 @@ def facts() -> ModelFacts:
         side_bytes=1 << 20,
         before=(unit("model.embed", "before", output_bytes=boundary, **edge),),
         layers=tuple(unit(f"model.layers.{i}", "layer", **layer) for i in range(28)),
-        after=(unit("model.norm", "after", output_bytes=boundary),),
+        after=(unit("model.norm", "after", output_bytes=boundary, parameters=3584, weight_bytes=7168),),
         head=unit("lm_head", "head", forward_flops=2.0 * edge["parameters"] * tokens, **edge),
     )
 
@@ -165,6 +165,7 @@ class MadeLab:
         self.store, self.tokens, self.app = self.lab.store, self.lab.tokens, self.lab.app
         instant = LabPlanner(planner)
         self.lab.planner.submit, self.lab.planner.results = instant.submit, instant.results
+        self.for_tests = long_queue
         self._obey()
         self._nodes()
         self._running()
@@ -242,7 +243,9 @@ class MadeLab:
     def train(self, job_id: str, steps: int, total: int, *, start: float = 2.4, speed: float = 1.0) -> None:
         """The files of a training that has taken so many steps."""
         files = self.files(job_id)
-        files.metrics.write_text("".join(json.dumps(row(k, start, speed)) + "\n" for k in range(1, steps + 1)))
+        gpu_bytes = 6.1e10 if self.store.jobs.get(job_id).node == "gpu-1" else 1.9e10
+        rows = ({**row(k, start, speed), "gpu_bytes": gpu_bytes + 4e9 * min(1.0, k / 20)} for k in range(1, steps + 1))
+        files.metrics.write_text("".join(json.dumps(each) + "\n" for each in rows))
         self.beat(job_id, steps, total, predicted().step_s * 1.05 / speed)
         files.attempt(1).log.write_text(
             "loading the model\n" + "".join(f"step {k} of {total}: loss {row(k, start, speed)['loss']:.3f}\n"
@@ -279,16 +282,21 @@ class MadeLab:
         ):
             self.train(self.job(name, _S.RUNNING, ago_s=4000, user=user, sentence=sentence), steps, 2000,
                        start=start, speed=speed)  # fmt: skip
+        if self.for_tests:
+            self._running_for_tests()
+        self.job("just-begun", _S.STARTING, ago_s=20, sentence="starts on gpu-1")
+        self.train(self.job("paused-for-others", _S.PAUSED, sentence="made room for qwen7b-metamath"), 300, 1000)
+
+    def _running_for_tests(self) -> None:
+        """Jobs that are looked at or changed by a test, and would look odd in a picture."""
         self.train(self.job(MARKUP, _S.RUNNING, node="gpu-2", sentence=f"trains {MARKUP}"), 40, 100)
         broken = self.job("loss-goes-wrong", _S.RUNNING, node="gpu-2", user="ben", sentence="trains on gpu-2")
         self.train(broken, 120, 500)
         with self.files(broken).metrics.open("a") as log:
             log.writelines(json.dumps({**row(k, 2.0, 1.0), "loss": None, "grad_norm": None}) + "\n"
                            for k in range(121, 160))  # fmt: skip
-        self.job("just-begun", _S.STARTING, ago_s=20, sentence="starts on gpu-1")
         for name in ("to-pause", "to-stop"):
             self.train(self.job(name, _S.RUNNING, node="gpu-2", sentence="trains on gpu-2"), 10, 100)
-        self.train(self.job("paused-for-others", _S.PAUSED, sentence="made room for qwen7b-metamath"), 300, 1000)
 
     def _waiting(self) -> None:
         expected = {}
@@ -321,8 +329,8 @@ class MadeLab:
         self.train(failed, 141, 900)
         self.job("does-not-fit", _S.REJECTED, reason="does_not_fit",
                  sentence="needs 873GiB of host memory, has 512GiB")  # fmt: skip
-        self.job("to-retry", _S.STOPPED, sentence="stopped as asked")
-        self.job("to-remove", _S.STOPPED, sentence="stopped as asked")
+        for name in ("to-retry", "to-remove") if self.for_tests else ():
+            self.job(name, _S.STOPPED, sentence="stopped as asked")
 
     def _long_queue(self) -> None:
         made = new_job(self.lab.spec(name="sweep"), (), "ben", None, self.lab.settings)
@@ -342,6 +350,6 @@ def row(step: int, start: float, speed: float) -> dict[str, Any]:
         "step": step, "time": 1.8e9 + step, "loss": loss,
         "learning_rate": 1e-5 * min(1.0, step / 60) * (1 - step / 2600),
         "grad_norm": 0.6 + 2 * math.exp(-step / 90) + abs(noise.gauss(0, 0.08)), "tokens_per_s": 8192 / step_s,
-        "step_s": step_s, "predicted_step_s": predicted().step_s, "gpu_bytes": 6.1e10 + 4e9 * min(1, step / 20),
-        "host_bytes": 7.7e10, **({"eval_loss": loss + 0.05} if step % 50 == 0 else {}),
+        "step_s": step_s, "predicted_step_s": predicted().step_s, "host_bytes": 7.7e10,
+        **({"eval_loss": loss + 0.05} if step % 50 == 0 else {}),
     }  # fmt: skip

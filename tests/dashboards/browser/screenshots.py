@@ -58,7 +58,7 @@ def take(page: Any, url: str, path: Path) -> None:
     page.goto(url)
     page.wait_for_load_state("networkidle")
     if "tab=plan" in url:
-        page.wait_for_function("document.querySelectorAll('#timelines .plot-track').length > 8")
+        page.locator("#timelines .plot-track").nth(8).wait_for()
     content = page.screenshot(full_page=True, clip=_clip(page), animations="disabled")
     # Few colours are on a page, so that a palette halves the file and nobody sees it.
     picture = Image.open(io.BytesIO(content)).convert("RGB").quantize(192, dither=Image.Dither.NONE)

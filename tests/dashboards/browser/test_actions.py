@@ -83,11 +83,12 @@ def test_retry_and_remove(site: Site, person: Open) -> None:
     someone.go(site.job("to-retry"))
     before = site.made.store.jobs.count()
     someone.page.get_by_role("button", name="Retry").click()
-    said(someone, "waits as")
+    before_id = site.made.jobs["to-retry"]
+    someone.page.wait_for_url(lambda url: "/jobs/j-" in url and before_id not in url)
     assert sum(site.made.store.jobs.count().values()) == sum(before.values()) + 1
     someone.go("/queue?show=ended")
     someone.page.get_by_role("button", name="Remove job to-remove").click()
-    said(someone, "off the list")
+    someone.page.get_by_role("link", name="to-remove").wait_for(state="detached")
     assert stored(site, "to-remove").removed_at is not None
 
 
@@ -96,7 +97,7 @@ def test_a_node_is_drained_and_taken_back(site: Site, person: Open) -> None:
     someone.go("/nodes")
     someone.page.get_by_label("Why gpu-2 is drained").fill("new <b>disk</b>")
     someone.page.get_by_role("button", name="Give gpu-2 no new jobs").click()
-    someone.page.locator("#gpu-2").get_by_text("new <b>disk</b>").wait_for()
+    someone.page.locator("#node-gpu-2").get_by_text("new <b>disk</b>").wait_for()
     assert site.made.store.nodes.get("gpu-2").drained
     someone.page.get_by_role("button", name="Take gpu-2 back into service").click()
     someone.page.get_by_role("button", name="Give gpu-2 no new jobs").wait_for()
@@ -130,7 +131,7 @@ def test_a_job_is_written_planned_and_submitted(site: Site, person: Open) -> Non
         page.locator(f'[id="f-{name}"]').fill(value)
     page.locator('[id="f-data.train.0.path"]').fill(f"{folder}/rows.jsonl")
     page.keyboard.press("Tab")
-    page.wait_for_function("document.querySelector('#text').value.includes('rows.jsonl')")
+    page.locator("#text", has_text="rows.jsonl").wait_for()
     page.get_by_role("button", name="See where it fits").click()
     page.locator("#fits").get_by_text("It fits").wait_for()
     page.get_by_role("button", name="Submit", exact=True).click()
@@ -182,8 +183,7 @@ def test_a_timeline_is_zoomed_by_buttons_and_keys(site: Site, person: Open) -> N
     someone = person()
     someone.go(f"{site.job('qwen7b-metamath')}?tab=plan")
     page = someone.page
-    page.wait_for_selector("#timelines .plot-timeline .plot-track")
-    page.wait_for_function("document.querySelectorAll('#timelines .plot-track').length > 8")
+    page.locator("#timelines .plot-track").nth(8).wait_for()  # predicted and measured
 
     def shown() -> list[float]:
         box = page.locator("#timelines .plot-track").first.get_attribute("viewBox").split()

@@ -69,13 +69,13 @@ def test_the_policy_as_a_map_and_the_step_as_lanes(lab: Lab) -> None:
     job = lab.job(state=JobState.RUNNING)
     assert "The policy is written when the training begins." in page(lab, job, "plan")
     lab.train(job)
-    text = page(lab, job, "plan")
+    text = page(lab, job, "plan", user="root")
     for words in ("Policy map", "boundary 2: recomputed", "Working out what was predicted", "host to GPU"):
         assert words in text, words
     lab.planner.answer = Answer(
         values={"step_s": 0.4, "exposed_s": {}, "peak_bytes": {}, "spans": [["forward.0", "compute", 0.1, 0.3, 0]]}
     )
-    both = page(lab, job, "plan", part="timelines")
+    both = page(lab, job, "plan", user="root", part="timelines")
     assert "predicted" in both
     assert "Working out" not in both
     assert lab.planner.asked[0].kind == "timeline"

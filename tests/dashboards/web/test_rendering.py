@@ -39,6 +39,8 @@ def test_times_say_the_moment_so_that_the_browser_can_show_its_own_clock() -> No
     assert 'datetime="2001-09-09T01:46:40+00:00"' in ago(1e9)
     assert 'data-as="clock"' in clock(1e9)
     assert ago(None) == "–"
+    assert ago(1e9 + 4) == ago(1e9) != ago(1e9 + 6)
+    assert clock(1e9 + 4) != clock(1e9)
 
 
 def test_every_state_has_a_tone() -> None:
