@@ -13,8 +13,10 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from pydantic import ByteSize
 
 from lazytrain.jobs.errors import LazytrainError
+from lazytrain.jobs.units import format_bytes
 from lazytrain.platform.api import create_app
 from lazytrain.platform.settings import PREFIX, Settings
 
@@ -133,6 +135,8 @@ def _meanings() -> dict[str, str]:
 def _value(value: object) -> str:
     if value in (None, "", ()):
         return "none"
+    if isinstance(value, ByteSize):
+        return f"`{format_bytes(value)}`"
     return f"`{value}`" if isinstance(value, str | int | float | Path) else f"`{value!r}`"
 
 

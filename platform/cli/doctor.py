@@ -7,9 +7,9 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,26 +17,16 @@ from rich.table import Table
 
 from ...jobs.units import format_bytes
 from ..settings import Settings
-from . import options
+from . import doctor_cluster, doctor_machine, options
+from .doctor_machine import Finding
 from .output import Output
 
-EPILOG = "Example:  lazytrain doctor --nvme-dir /scratch"
+EPILOG = "Example:  lazytrain doctor --nvme-dir /scratch --ray-address 10.0.0.1:6379"
 
-Verdict = Literal["ok", "warning", "failed"]
 _MARKS = {"ok": "[green]ok[/green]", "warning": "[yellow]note[/yellow]", "failed": "[red]failed[/red]"}
 _RAY_PORT = 52365
 """The one port that a local Ray does not choose for itself: its agent's."""
 _MLFLOW_PORT = 5000
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check found; ``fix`` says what to do when it is not ok."""
-
-    name: str
-    verdict: Verdict
-    found: str
-    fix: str = ""
 
 
 Check = Callable[[], Finding]
@@ -44,18 +34,22 @@ Check = Callable[[], Finding]
 
 def command(
     nvme_dir: Annotated[Path | None, typer.Option(help="Directory of the NVMe tier to check.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster whose nodes to check.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Check this installation by a tiny real call of each part, and say what to fix."""
     with Output.opened(as_json) as output:
         settings = Settings.read()
-        checks = all_checks(nvme_dir or settings.nvme_dir)
+        checks = all_checks(settings, nvme_dir or settings.nvme_dir)
         findings = []
         with output.progress() as bars:
             bars.stage("checking", total=len(checks))
             for done, (name, check) in enumerate(checks.items()):
                 bars.advance(done, name)
                 findings.append(run_check(name, check))
+            if ray_address is not None:
+                bars.stage("asking the nodes")
+                findings += doctor_cluster.check_cluster(settings, ray_address)
         healthy = all(finding.verdict != "failed" for finding in findings)
         data = {"healthy": healthy, "checks": [asdict(finding) for finding in findings]}
         output.result(data, lambda console: _draw(console, findings))
@@ -63,11 +57,13 @@ def command(
             raise typer.Exit(1)
 
 
-def all_checks(nvme_dir: Path | None) -> dict[str, Check]:
+def all_checks(settings: Settings, nvme_dir: Path | None) -> dict[str, Check]:
     """The checks by name, in the order in which a person would fix things."""
     return {
         "Python": _python,
         "torch": _torch,
+        "driver": doctor_machine.check_driver,
+        "visible GPUs": doctor_machine.check_visible,
         "CUDA": _cuda,
         "pinned memory": _pinned,
         "transformers": _transformers,
@@ -76,8 +72,11 @@ def all_checks(nvme_dir: Path | None) -> dict[str, Check]:
         "bitsandbytes": _bitsandbytes,
         "Ray": _ray,
         "MLflow": _mlflow,
-        "ports": _ports,
+        "ports": lambda: _ports(settings),
+        "open files": doctor_machine.check_open_files,
+        "shared memory": lambda: doctor_machine.check_shared_memory(settings),
         "host memory": _memory,
+        "clock": doctor_machine.check_clock,
         "NVMe": lambda: _nvme(nvme_dir),
     }
 
@@ -201,12 +200,13 @@ def _mlflow() -> Finding:
     return Finding("MLflow", "ok", f"{mlflow.__version__}, a SQLite database was made")
 
 
-def _ports() -> Finding:
-    taken = [port for port in (_RAY_PORT, _MLFLOW_PORT) if not _is_free(port)]
+def _ports(settings: Settings) -> Finding:
+    wanted = {_RAY_PORT: "Ray", _MLFLOW_PORT: "MLflow's pages", settings.api_port: "API"}
+    taken = [port for port in wanted if port and not _is_free(port)]
     if taken:
-        fix = f"another Ray or MLflow may be running: see who holds them with  ss -ltnp 'sport = :{taken[0]}'"
-        return Finding("ports", "warning", f"in use: {', '.join(map(str, taken))}", fix)
-    return Finding("ports", "ok", f"{_RAY_PORT} (Ray) and {_MLFLOW_PORT} (mlflow ui) are free")
+        fix = f"fine if lazytrain is up; else see who holds them with  ss -ltnp 'sport = :{taken[0]}'"
+        return Finding("ports", "warning", f"in use: {', '.join(f'{port} ({wanted[port]})' for port in taken)}", fix)
+    return Finding("ports", "ok", f"free: {', '.join(f'{port} ({use})' for port, use in wanted.items())}")
 
 
 def _is_free(port: int) -> bool:

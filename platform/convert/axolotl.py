@@ -37,10 +37,6 @@ def is_axolotl(values: dict[str, Any]) -> bool:
 
 def convert(draft: Draft) -> Conversion:
     """What has a counterpart is mapped, the rest noted. Raises InputError for reinforcement learning other than dpo."""
-    if kind := draft.take("rl"):
-        common.preference(draft, kind, None, "rl")
-        beta = draft.take("rl_beta", default=draft.take("dpo_beta"))
-        draft.put("train.dpo", None if beta is None else {"beta": beta})
     draft.move("model.path", "base_model")
     draft.move("model.trust_remote_code", "trust_remote_code")
     _attention(draft)
@@ -50,6 +46,9 @@ def convert(draft: Draft) -> Conversion:
             draft.note("weights are trained exactly, from float32 masters", key)
     _adapters(draft)
     _data(draft)
+    if kind := draft.take("rl"):
+        beta = draft.take("rl_beta", default=draft.take("dpo_beta"))
+        common.preference(draft, kind, None, beta, "rl")
     _train(draft)
     draft.move("output.dir", "output_dir")
     common.save_steps(draft, "save_steps")

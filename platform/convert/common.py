@@ -60,14 +60,15 @@ def batch(draft: Draft, rows: tuple[str, ...], steps: tuple[str, ...]) -> None:
     draft.note(f"train.batch {said} of a step on one GPU; times the GPUs if there were several", *rows)
 
 
-def preference(draft: Draft, stage: Any, loss: Any, *location: str) -> None:
-    """The objective: dpo with its own loss, or supervised fine-tuning. Raises InputError for what is neither."""
+def preference(draft: Draft, stage: Any, loss: Any, beta: Any, key: str) -> None:
+    """The objective dpo with its own loss. Raises InputError for another stage, which stood at ``key``, or loss."""
     if stage == "dpo" and loss in (None, "sigmoid"):
         draft.put("train.objective", "dpo")
+        draft.put("train.dpo", None if beta is None else {"beta": beta})
         return
     named = f"{stage} with the loss {loss}" if stage == "dpo" else str(stage)
     raise InputError(
-        f"{location[0]} {named} has no counterpart: a job is supervised fine-tuning, or dpo with the loss sigmoid",
+        f"{key} {named} has no counterpart: a job is supervised fine-tuning, or dpo with the loss sigmoid",
         hint="convert files of one of these",
     )
 

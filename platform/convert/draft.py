@@ -61,9 +61,10 @@ class Draft:
     def count(self, *location: str | int) -> int | None:
         """A whole positive number there; anything else but null becomes a note and None."""
         value = self.take(*location)
-        if value is None or (type(value) is int and value > 0):
+        if type(value) is int and value > 0:
             return value
-        self.note(NO_COUNT, *location)
+        if value is not None:
+            self.note(NO_COUNT, *location)
         return None
 
     def put(self, name: str, value: Any) -> None:

@@ -35,11 +35,6 @@ def is_llamafactory(values: dict[str, Any]) -> bool:
 
 def convert(draft: Draft) -> Conversion:
     """Raises InputError for a stage that is neither supervised fine-tuning nor dpo."""
-    stage = draft.take("stage", default="sft")
-    loss, beta = draft.take("pref_loss"), draft.take("pref_beta")
-    if stage not in ("sft", "pt"):
-        common.preference(draft, stage, loss, "stage")
-        draft.put("train.dpo", None if beta is None else {"beta": beta})
     draft.move("model.path", "model_name_or_path")
     draft.move("model.trust_remote_code", "trust_remote_code")
     if draft.take("flash_attn") != "auto":
@@ -48,6 +43,9 @@ def convert(draft: Draft) -> Conversion:
     draft.take("pure_bf16")
     _adapters(draft)
     _data(draft)
+    stage = draft.take("stage", default="sft")
+    if stage not in ("sft", "pt"):
+        common.preference(draft, stage, draft.take("pref_loss"), draft.take("pref_beta"), "stage")
     _train(draft)
     draft.move("output.dir", "output_dir")
     common.save_steps(draft, "save_steps")

@@ -53,6 +53,7 @@ def head(token: Path) -> Iterator[str]:
         "NODE_KIND": "H800",
         "NODE_GPUS": "2",
         "NODE_BLOCK": "--block",
+        "PYTHONUNBUFFERED": "1",  # else what Ray says would come at its end
     }
     process = subprocess.Popen(
         ["bash", str(NODE), "head"],
