@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..admission import Admission
+from ..admission import STAGE, Admission
 from ..store import Job
-from .admission import STAGE
 from .desk import Desk
 
 SLOW_DISK_BYTES_S = 100e6
