@@ -7,6 +7,7 @@ autograd function over every tensor among its arguments, so ``loss.backward()`` 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import FunctionCtx
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -81,9 +83,18 @@ class StandIns:
             if torch.is_grad_enabled():
                 call.kernels_follow_graph = self.engine.facts.units[unit].kernels_follow_graph
                 return self._streamed(unit, call, args, kwargs)
+            self._check_alone(unit)
             return apply(self.engine.forward(unit, call), args, kwargs)  # a part that the model gives no gradient
 
         return forward
+
+    def _check_alone(self, unit: int) -> None:
+        if around := autograd_function_around():
+            raise ProgramError(
+                f"the model runs {self.engine.units[unit].name} inside an autograd function of its own, {around}, "
+                "whose backward would run parts of it when their weights are not on the device",
+                hint="this architecture cannot be streamed",
+            )
 
     def _streamed(self, unit: int, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arranged = Arranged()
@@ -290,6 +301,17 @@ class StandIns:
         with self._places.holding(self._loose):
             yield
         self._loose = {}
+
+
+def autograd_function_around() -> str:
+    """Name of the autograd function whose forward is running; empty if none is."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        first = next(iter(frame.f_locals.values()), None)
+        if isinstance(first, FunctionCtx):
+            return type(first).__name__.removesuffix("Backward")
+        frame = frame.f_back
+    return ""
 
 
 @contextmanager
