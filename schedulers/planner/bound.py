@@ -136,7 +136,7 @@ def _parked_bytes(problem: Problem) -> int:
 
 
 def compute_seconds(problem: Problem) -> float:
-    """What layers and head compute in a micro-batch when nothing runs twice: known also where the solver's time ends."""
+    """What layers and head compute in a micro-batch when nothing runs twice: known where the solver has no time too."""
     facts, profile = problem.facts, problem.profile
     return sum(
         (1 + backward_forwards(unit, profile)) * forward_seconds(unit, facts, profile)
