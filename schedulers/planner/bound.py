@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from ortools.math_opt.python import mathopt
 
+from ..costs import backward_forwards, forward_seconds
 from .choices import Choices, Problem
 from .counts import Counts
 from .loose import MOST_SEEN, Family, LooseTiming
@@ -112,7 +113,8 @@ def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float,
     result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
     if status_of(result) == "INFEASIBLE":
         return Bound(family, problem.horizon_s)
-    bound_s = max(result.dual_bound() * problem.horizon_s, parking_seconds(problem))
+    least_s = max(parking_seconds(problem), accumulation * compute_seconds(problem))
+    bound_s = max(result.dual_bound() * problem.horizon_s, least_s)
     counts = _counts(choices, result.variable_values(), family) if result.has_primal_feasible_solution() else None
     return Bound(family, bound_s, counts)
 
@@ -131,6 +133,15 @@ def _parked_bytes(problem: Problem) -> int:
     """The most host memory that optimizer state on NVMe could give back."""
     most = problem.spared_bytes(replace(problem.shape, parked=len(parkable(problem.facts))))
     return min(problem.budgets.nvme_bytes, most)
+
+
+def compute_seconds(problem: Problem) -> float:
+    """What layers and head compute in a micro-batch when nothing runs twice: known where the solver has no time too."""
+    facts, profile = problem.facts, problem.profile
+    return sum(
+        (1 + backward_forwards(unit, profile)) * forward_seconds(unit, facts, profile)
+        for unit in (*facts.layers, facts.head)
+    )
 
 
 def parking_seconds(problem: Problem) -> float:

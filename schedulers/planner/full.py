@@ -81,11 +81,7 @@ class Search:
     @property
     def proven(self) -> bool:
         """Whether no policy of the families so far is faster by more than the proof asks for."""
-        return bool(self.certificate.families) and self._within(self.certificate.bound_s)
-
-    def _within(self, bound_s: float) -> bool:
-        """Whether the best policy is as close to a bound as the proof asks for."""
-        return bound_s >= self.step_s * (1 - PROOF)
+        return bool(self.certificate.families) and self.certificate.bound_s >= self.step_s * (1 - PROOF)
 
     def offer(self, policy: Policy) -> dict[str, int] | None:
         """Take a policy if it is faster than the best and fits; what it is short of if only memory is in its way."""
@@ -103,24 +99,20 @@ class Search:
 
     def run(self) -> None:
         """Bound and solve until the plan is proven, or the work that may be done is."""
-        for family in families_of(self._problem()):
-            self._begin(family, share=SPARE * PROOF if self.certificate.families else 0.0)
+        first, *others = families_of(self._problem())
+        self._begin(first)
+        for family in others:
+            self.certificate.add(self._bound(family, share=SPARE * PROOF))
         while not self.proven and self._goes_on() and self._open(self.certificate.take()):
             pass
 
-    def _begin(self, family: Family, share: float) -> None:
-        """Bound a family; unless nobody in it is better, try the shapes at once that most often are the best ones."""
-        bound = self._bound(family, share=share)
+    def _begin(self, family: Family) -> None:
+        """Bound the first family, and try the shapes at once that most often are the best ones."""
+        bound = self._bound(family)
         self.certificate.add(bound)
         for weights, staging in LIKELY:
-            likely = replace(bound, family=replace(family, weights=(weights,) * 2, staging=(staging,) * 2))
-            if (
-                bound.counts
-                and not self._within(bound.bound_s)
-                and self._goes_on()
-                and self._key(likely) not in self.programs
-            ):
-                self._solve(likely)
+            if not self.proven and self._goes_on():
+                self._solve(replace(bound, family=replace(family, weights=(weights,) * 2, staging=(staging,) * 2)))
 
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""

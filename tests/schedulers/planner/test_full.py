@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,13 +16,16 @@ from lazytrain.jobs.policy import LayerPolicy, Policy
 from lazytrain.schedulers.baselines import shortages
 from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
-from lazytrain.schedulers.planner import full, plan
+from lazytrain.schedulers.planner import full
+from lazytrain.schedulers.planner import plan as plan_with
 from lazytrain.schedulers.planner.exact import Exact
 from lazytrain.schedulers.simulator import simulate
 
 MIB = 1 << 20
 Make = Callable[..., ModelFacts]
 Machine = Callable[..., HardwareProfile]
+plan = partial(plan_with, solve_seconds=120.0)
+"""The work that a search may do ends it long before, also on a machine that is busy with something else."""
 
 
 @pytest.fixture
