@@ -109,7 +109,7 @@ def test_a_kill_loses_nothing_that_was_appended(tmp_path: Path) -> None:
     assert values(path, "loss") == [(step, float(step)) for step in range(1, 101)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from("abc"), st.booleans()), max_size=40))
 def test_any_order_of_reports_and_restarts_keeps_steps_single(
     tmp_path_factory: pytest.TempPathFactory, reports: list[tuple[int, str, bool]]
