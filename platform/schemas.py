@@ -213,6 +213,12 @@ class NodeView(Answered):
     jobs: list[str] = []
     """Jobs that run there, of those that the user may see."""
     profile: dict[str, Any] = {}
+    problem: str = ""
+    """Why no job starts there: what a check of its software, its folder and its GPUs has found."""
+    checked: dict[str, Any] = {}
+    """Versions, whether it sees the head's folder, and in ``warning`` what differs and does no harm."""
+    devices: list[dict[str, Any]] = []
+    """Its GPUs by identity, with what uses them from outside in ``busy``."""
 
 
 class NodePage(Answered):

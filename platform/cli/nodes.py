@@ -97,4 +97,9 @@ def _state(node: NodeView) -> str:
         return "gone"
     if node.drained:
         return f"drained: {node.reason}"
+    if node.problem:
+        return f"not used: {node.problem}"
+    busy = [f"GPU {device['index']}: {device['busy']}" for device in node.devices if device.get("busy")]
+    if busy:
+        return f"busy: {'; '.join(busy)}"
     return "in service" if node.measured or not node.gpus else "is being measured"

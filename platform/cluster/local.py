@@ -122,9 +122,7 @@ class Connection:
                 False  # as for the one that started it, else Ray looks at another address
             )
         try:
-            ray.init(
-                address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL, **extra
-            )
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL, **extra)
         except (ConnectionError, RuntimeError, ValueError) as error:
             self._environment.restore()
             raise Unreachable(

@@ -16,8 +16,8 @@ from ...jobs.errors import HardwareError, LazytrainError, Unreachable
 from ...schedulers.hardware import hardware
 from ..artifacts import PAUSE_FILE, STOP_FILE, JobFiles, read_json, write_json
 from ..settings import Settings
-from .local import DEVICE_LABEL, KIND_LABEL, NAME_LABEL, NAMESPACE, Connection
 from .inspecting import Inspector
+from .local import DEVICE_LABEL, KIND_LABEL, NAME_LABEL, NAMESPACE, Connection
 from .profiling import Profiler
 from .run_host import RunHost
 from .runs import HOST_LOST, Look, Machine, NodeReport, Outcome, Phase, RunOrder

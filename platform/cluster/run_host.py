@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..artifacts import AttemptFiles, JobFiles, read_json, write_json
+from ..supervisor import Process
+from .local import NAMESPACE
 from .runs import RunOrder
 
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -29,7 +32,15 @@ LOST = 70
 
 
 class Hold:
-    """Holds a GPU and cores, and does nothing else; it ends with the actor that made it."""
+    """Holds a GPU and cores, and does nothing else.
+
+    Detached, because Ray may end what belongs to a controller that has ended; it watches over its owner's process
+    itself, which is on the same node, so that it never outlives it.
+    """
+
+    def __init__(self, pid: int, started: str) -> None:
+        self._owner = Process(pid, started)
+        threading.Thread(target=self._leave_with_it, daemon=True).start()
 
     def there(self) -> int:
         """Number of its process, once Ray has found the place."""
@@ -38,6 +49,11 @@ class Hold:
     def hold(self) -> None:
         """Never return: whoever waits for this is told by Ray when the actor has died."""
         threading.Event().wait()
+
+    def _leave_with_it(self) -> None:
+        while self._owner.alive:
+            time.sleep(_LOOK_EVERY_S)
+        os._exit(0)
 
 
 class RunHost:
@@ -55,7 +71,7 @@ class RunHost:
         write_json(self._files.order, order)
         self._hold: Any = None
         self._held: Any = None
-        self._hold_pid = 0
+        self._hold_pid, self._takes = 0, 0
         self._taking = threading.RLock()
         handle = ray.get_runtime_context().current_actor
         threading.Thread(target=self._run, args=(handle,), daemon=True).start()
@@ -108,13 +124,18 @@ class RunHost:
         with self._taking:
             if self._hold is None:
                 here = ray.get_runtime_context().get_node_id()
+                self._takes += 1
                 hold = ray.remote(Hold).options(
+                    name=f"hold-{self._order.claim}-{self._takes}",
+                    namespace=NAMESPACE,
+                    lifetime="detached",
                     num_gpus=1,
                     num_cpus=self._order.cpus,
                     max_restarts=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
                 )
-                actor = hold.remote()
+                mine = Process.of(os.getpid())
+                actor = hold.remote(os.getpid(), mine.started if mine is not None else "")
                 self._hold_pid = int(ray.get(actor.there.remote()))
                 self._hold, self._held = actor, actor.hold.remote()
 

@@ -143,7 +143,7 @@ def check_gpu(needed_bytes: int) -> None:
     free, _ = torch.cuda.mem_get_info()
     if free < needed_bytes:
         raise DeviceBusy(
-            f"the GPU has {format_bytes(free)} free, the plan needs {format_bytes(needed_bytes)}: something else uses it",
+            f"the GPU has {format_bytes(free)} free, and the plan needs {format_bytes(needed_bytes)}: it is in use",
             hint="nvidia-smi shows what; the job waits until it is gone",
         )
 

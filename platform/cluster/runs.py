@@ -37,8 +37,7 @@ class RunOrder:
     host_bytes: int = 0
     """Host memory above which it is ended; 0 sets no limit."""
     search: Mapping[str, Any] = field(default_factory=dict)
-    """``profile``, ``kind`` and ``memory_share`` of the node: the batch is to be searched there first; empty where it is
-    fixed."""
+    """``profile``, ``kind`` and ``memory_share`` of the node, where the batch is to be searched first; else empty."""
     tracking: Mapping[str, Any] = field(default_factory=dict)
     """MLflow ``uri``, ``experiment``, ``run_name``, ``params``, ``tags``; empty without MLflow."""
 

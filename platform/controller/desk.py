@@ -90,9 +90,20 @@ class Desk:
             return job
         return self.store.jobs.annotate(job, self.clock(), self.lease, reason=reason, sentence=sentence)
 
+    def _keep_the_lease(self) -> None:
+        """A step for very many jobs may take longer than the lease. Raises Stale when somebody else leads now."""
+        now = self.clock()
+        if self.lease.expires_at - now >= 0.5 * self.config.lease_s:
+            return
+        lease = self.store.leases.take(self.lease.name, self.lease.owner, now, self.config.lease_s)
+        if lease is None or lease.epoch != self.lease.epoch:
+            raise Stale("this controller leads no more")
+        self.lease = lease
+
     def for_each(self, jobs: Iterable[Job], work: Callable[[Job], None]) -> None:
         """Do ``work`` for each job; one that was changed meanwhile is left for the next step."""
         for job in jobs:
+            self._keep_the_lease()
             try:
                 work(job)
             except Stale as error:

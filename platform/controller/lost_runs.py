@@ -1,6 +1,6 @@
 """MLflow hears of runs whose process died without a word, also of those whose jobs go on later.
 
-    python -m lazytrain.platform.controller.lost_runs RUN_DIR ...
+python -m lazytrain.platform.controller.lost_runs RUN_DIR ...
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Paused jobs that keep their state in the memory of their node.
 
-    RUNNING  --pause-->   PAUSING   the training gives its GPU up after the step, and its process waits
-             --paused-->  PAUSED    with a claim: the state is in memory; without one: in a checkpoint
-    PAUSED   --resume-->  STARTING  on the GPU that it had, if that is free
-                          QUEUED    else its state goes into a checkpoint, and it waits for any place
+RUNNING  --pause-->   PAUSING   the training gives its GPU up after the step, and its process waits
+         --paused-->  PAUSED    with a claim: the state is in memory; without one: in a checkpoint
+PAUSED   --resume-->  STARTING  on the GPU that it had, if that is free
+                      QUEUED    else its state goes into a checkpoint, and it waits for any place
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ...jobs.lifecycle import JobState
 from ..cluster.runs import Look, Phase
 from ..store import Job
 from .desk import ACTIVE, RESUMING, SPILLING, Desk
+from .leaving import make_it_leave
 
 _S = JobState
 _PAUSED = "paused"
@@ -40,10 +41,7 @@ def make_it_pause(desk: Desk, job: Job, claim: str, look: Look) -> None:
 def keep_paused(desk: Desk, job: Job, claim: str, look: Look) -> None:
     """Let it leave when its memory is wanted, and see that it does not train on by itself."""
     if job.reason in (SPILLING, RESUMING):
-        desk.runner.stop(claim, Path(job.run_dir))
-        if desk.notes.waited(claim, "stop", desk.clock()) >= desk.config.stop_timeout_s:
-            desk.notes.killed.add(claim)
-            desk.runner.kill(claim)
+        make_it_leave(desk, job, claim)
     elif look.phase is not Phase.PAUSED:
         desk.runner.pause(claim, Path(job.run_dir))
 
@@ -74,8 +72,7 @@ def resume(desk: Desk, job: Job) -> None:
 
 
 def spilled(desk: Desk, job: Job, outcome: dict[str, object], *, saved: bool) -> None:
-    """A paused job's process has ended: its memory is free. It stays paused, or waits for a place if it was to go on.
-    """
+    """A paused job's process has ended, its memory is free. It stays paused, or waits for a place to go on."""
     lost = "" if saved else "; what it had in memory is lost, its last checkpoint is not"
     if job.reason == RESUMING:
         words = f"waits to go on from where it was paused{lost}"

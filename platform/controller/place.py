@@ -20,8 +20,8 @@ from .admission import STAGE
 from .desk import ACTIVE, MOVING, PREEMPTED, SPILLING, Desk
 from .endings import fail
 from .failures import Failure
-from .searched import search_for, take_in, wants_search
 from .question import Table, fingerprint, question
+from .searched import search_for, take_in, wants_search
 
 log = logging.getLogger(__name__)
 _S = JobState
@@ -63,8 +63,8 @@ def _table(desk: Desk) -> Table:
 
 
 def _has_a_place(job: Job) -> bool:
-    """Whether it holds something of a node: a GPU, or only memory while it is paused."""
-    return bool(job.claim) if job.state is _S.PAUSED else job.state in ACTIVE and bool(job.gpu)
+    """Whether it holds something of a node: a GPU, or only memory while it is paused, or leaves after that."""
+    return job.state is not _S.QUEUED and bool(job.gpu or job.claim)
 
 
 def _act(desk: Desk, decisions: Decisions, table: Table) -> None:

@@ -1,13 +1,13 @@
 """The lab's rules of sharing, from a YAML file.
 
-    min_run_s: 30m                      no preemption or move before this; durations or seconds
-    preempt_margin: 20                  points of priority that make one job leave for another
-    ageing_s: 6h
-    reserve_after_s: 24h
-    reserve_part: 0.25
-    moving: true                        start on a slower GPU that is idle, move to a faster one later
-    shares: {ada: 2}                    weight of a user, 1 where it is not given
-    quota: {"*": {H800: 2}}             most GPUs of a kind at once, by user; "*" is everybody else
+min_run_s: 30m                      no preemption or move before this; durations or seconds
+preempt_margin: 20                  points of priority that make one job leave for another
+ageing_s: 6h
+reserve_after_s: 24h
+reserve_part: 0.25
+moving: true                        start on a slower GPU that is idle, move to a faster one later
+shares: {ada: 2}                    weight of a user, 1 where it is not given
+quota: {"*": {H800: 2}}             most GPUs of a kind at once, by user; "*" is everybody else
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from ..store import Job
 from .desk import ON_NODES, Desk
 from .endings import fail, lost, requeue, settle
 from .failures import Failure
-from .searched import take_in
+from .leaving import kill, make_it_leave
 from .pausing import keep_paused, make_it_pause, make_it_resume, pauses_in_memory
+from .searched import take_in
 
 _S = JobState
 
@@ -54,13 +55,13 @@ def _without_a_run(desk: Desk, job: Job) -> None:
 
 def _alive(desk: Desk, job: Job, claim: str, look: Look) -> None:
     if job.state is _S.RECOVERING:
-        _kill(desk, claim)
+        kill(desk, claim)
     elif job.state is _S.PAUSED:
         keep_paused(desk, job, claim, look)
     elif pauses_in_memory(desk, job, claim):
         make_it_pause(desk, job, claim, look)
     elif job.state in (_S.STOPPING, _S.PAUSING):
-        _make_it_leave(desk, job, claim)
+        make_it_leave(desk, job, claim)
     elif look.phase is Phase.PAUSED:
         make_it_resume(desk, job, claim)
     elif look.phase is Phase.RUNNING:
@@ -72,7 +73,7 @@ def _alive(desk: Desk, job: Job, claim: str, look: Look) -> None:
             take_in(desk, job)
         _expect_beats(desk, job, claim, look)
     elif desk.notes.waited(claim, "start", desk.clock()) >= desk.config.start_timeout_s:
-        _kill(desk, claim)
+        kill(desk, claim)
         words = f"the run did not begin within {desk.config.start_timeout_s:g} s"
         fail(desk, job, Failure.NODE_LOST, Outcome(how="died", message=words))
 
@@ -82,20 +83,9 @@ def _expect_beats(desk: Desk, job: Job, claim: str, look: Look) -> None:
         desk.notes.beats[claim] = look.beat
         desk.notes.again(claim, "beat")
     if desk.notes.waited(claim, "beat", desk.clock()) >= desk.config.beat_timeout_s:
-        _kill(desk, claim)
+        kill(desk, claim)
         words = f"the training process gave no sign of life for {desk.config.beat_timeout_s:g} s"
         fail(desk, job, Failure.NODE_LOST, Outcome(how="died", message=words, step=look.step))
-
-
-def _make_it_leave(desk: Desk, job: Job, claim: str) -> None:
-    desk.runner.stop(claim, Path(job.run_dir))
-    if desk.notes.waited(claim, "stop", desk.clock()) >= desk.config.stop_timeout_s:
-        _kill(desk, claim)
-
-
-def _kill(desk: Desk, claim: str) -> None:
-    desk.notes.killed.add(claim)
-    desk.runner.kill(claim)
 
 
 def _end_strays(desk: Desk) -> None:

@@ -33,9 +33,11 @@ class Device:
     """What uses it from outside, in words; empty if nothing does."""
 
 
-def list_devices(query: Query | None = None, root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> list[Device]:
+def list_devices(
+    query: Query | None = None, root: Path = Path("/"), environment: Mapping[str, str] | None = None
+) -> list[Device]:
     """The GPUs that this process may see, by PCI address; none without a driver."""
-    ask = query or _nvidia_smi
+    ask, seen = query or _nvidia_smi, os.environ if environment is None else environment
     lines = ask(["--query-gpu=index,uuid,pci.bus_id,memory.used"]).splitlines()
     found = [[part.strip() for part in line.split(",")] for line in lines if line.strip()]
     ours = _bytes_of_ours(ask, root)
@@ -43,7 +45,7 @@ def list_devices(query: Query | None = None, root: Path = Path("/"), environment
         (address.lower(), Device(uuid, int(index), pcie_root(address, root), _busy(int(used) << 20, ours.get(uuid, 0))))
         for index, uuid, address, used in found
     ]
-    return _visible([device for _, device in sorted(devices, key=lambda pair: pair[0])], environment or os.environ)
+    return _visible([device for _, device in sorted(devices, key=lambda pair: pair[0])], seen)
 
 
 def pcie_root(address: str, root: Path = Path("/")) -> str:
@@ -51,7 +53,7 @@ def pcie_root(address: str, root: Path = Path("/")) -> str:
     domain, _, rest = address.lower().partition(":")
     path = (root / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}").resolve()
     parts = path.parts
-    bridge = next((place for place, part in enumerate(parts) if part.startswith("pci")  and part != "pci"), None)
+    bridge = next((place for place, part in enumerate(parts) if part.startswith("pci") and part != "pci"), None)
     return "/".join(parts[bridge : bridge + 2]) if bridge is not None else ""
 
 

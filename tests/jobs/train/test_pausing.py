@@ -101,9 +101,7 @@ def test_stopped_while_it_is_paused_it_saves_without_the_device_and_goes_on_alik
         stop.append(True)  # as soon as it is paused
 
     spec = load_spec(job, ["output.dir=b"])
-    first = train(
-        spec, device=GPU, pause=Pause(asks.asked, told), progress=asks.progress, stop=lambda: bool(stop)
-    )
+    first = train(spec, device=GPU, pause=Pause(asks.asked, told), progress=asks.progress, stop=lambda: bool(stop))
     assert (first.status, first.steps) == ("stopped", 5)
     assert train(spec, device=GPU).status == "done"
     assert losses(job.parent / "b") == losses(job.parent / "a")

@@ -196,6 +196,9 @@ def test_removing_and_retrying_need_an_end(service: Service, lease: Lease) -> No
     assert again.json()["id"] != job
     assert again.json()["state"] == "QUEUED"
     assert again.json()["run_dir"] == str(service.folder / "out" / job / again.json()["id"]).replace(f"{job}/", "")
+    anew = client.post(f"/api/v1/jobs/{job}/retry", params={"fresh": True}, json={})
+    made = [service.store.jobs.get(answer.json()["id"]).continues for answer in (again, anew)]
+    assert made == [job, None]
     assert client.delete(f"/api/v1/jobs/{job}", params={"files": True}).status_code == 202
 
 

@@ -21,7 +21,6 @@ from lazytrain.platform.store import Action, Job, NewJob, Role, Store
 from lazytrain.schedulers.hardware import hardware
 from lazytrain.schedulers.placement import Decisions, Preempt, Question, SolverReport, Start, Wait, WaitCode
 
-
 _ALIVE = (Phase.STARTING, Phase.RUNNING, Phase.PAUSED)
 
 
@@ -33,11 +32,11 @@ class Run:
     phase: Phase = Phase.STARTING
     beat: int = 0
     step: int = 0
+    step_s: float = 0.0
     outcome: Outcome | None = None
     asked_to_stop: int = 0
     ignores_stop: bool = False
     ignores_pause: bool = False
-    asked_to_resume: int = 0
 
 
 @dataclass
@@ -84,7 +83,7 @@ class FakeRunner:
         run = self.all.get(claim)
         if run is None:
             return Look(Phase.ABSENT)
-        return Look(run.phase, run.beat, run.step, 100, 0.5, run.outcome)
+        return Look(run.phase, run.beat, run.step, 100, run.step_s, run.outcome)
 
     def stop(self, claim: str, run_dir: Path) -> None:
         run = self.all.get(claim)
@@ -95,14 +94,13 @@ class FakeRunner:
             run.phase, run.outcome = Phase.ENDED, Outcome(how="stopped", step=run.step)
 
     def pause(self, claim: str, run_dir: Path) -> None:
-        run = self.all[claim]
-        if run.phase is Phase.RUNNING and not run.ignores_pause:
+        run = self.all.get(claim)
+        if run is not None and run.phase is Phase.RUNNING and not run.ignores_pause:
             run.phase = Phase.PAUSED
 
     def resume(self, claim: str, run_dir: Path) -> None:
-        run = self.all[claim]
-        run.asked_to_resume += 1
-        if run.phase is Phase.PAUSED and not run.ignores_pause:
+        run = self.all.get(claim)
+        if run is not None and run.phase is Phase.PAUSED and not run.ignores_pause:
             run.phase = Phase.RUNNING
 
     def kill(self, claim: str) -> None:
@@ -178,7 +176,7 @@ def first_come(question: Question) -> Decisions:
         for node in question.nodes
         if node.open
         for gpu in node.gpus
-        if not any(job.node == node.name and job.gpu == gpu.id for job in question.running)
+        if gpu.state == "free" and not any(job.node == node.name and job.gpu == gpu.id for job in question.running)
     ]
     starts, waits, preempts = [], [], []
     for job in sorted(question.waiting, key=lambda job: (-job.priority, job.submitted_s)):
@@ -246,7 +244,16 @@ class World:
         spec = {"name": name, "train": {"batch": "auto"}, "output": {"dir": "x"}, "queue": {"retries": 2}, **sections}
         run_dir = str(self.folder / job_id)
         job, _ = self.store.jobs.create(
-            NewJob(id=job_id, user=user, name=name, spec=spec, run_dir=run_dir, priority=priority, after=after, continues=continues),
+            NewJob(
+                id=job_id,
+                user=user,
+                name=name,
+                spec=spec,
+                run_dir=run_dir,
+                priority=priority,
+                after=after,
+                continues=continues,
+            ),
             self.now,
         )
         return job

@@ -50,6 +50,19 @@ def test_a_run_that_does_not_leave_is_killed_after_its_time(world: World) -> Non
     assert run.outcome.signal == 9
 
 
+def test_a_large_job_has_longer_to_save(world: World) -> None:
+    world.planner.memory_bytes = 100 << 30
+    job = world.submit()
+    run = world.running(job)
+    run.ignores_stop = True
+    world.ask(job, "stop")
+    world.steps(5, seconds=200)
+    assert world.state(job) is S.STOPPING
+    assert run.outcome is None
+    world.steps(3, seconds=200)
+    assert world.state(job) is S.STOPPED
+
+
 def test_stop_while_starting_is_not_undone_by_a_late_start(world: World) -> None:
     job = world.submit()
     world.steps(3)

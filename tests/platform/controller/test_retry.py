@@ -1,6 +1,5 @@
 """A job that is tried again goes on where the one before came to."""
 
-import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +34,7 @@ def test_it_has_the_checkpoints_the_batch_and_less_to_do(world: World) -> None:
     assert world.planner.asked[-1].batch == 8
     mine = JobFiles(job.run_dir).checkpoints / "step-00000040-000001" / "manifest.json"
     theirs = JobFiles(before.run_dir).checkpoints / "step-00000040-000001" / "manifest.json"
-    assert os.path.samefile(mine, theirs)  # linked, not copied
+    assert mine.samefile(theirs)  # linked, not copied
     (asked,) = world.questions[-1].waiting
     assert asked.options[0].work_tokens == 0.6 * 1e4
     world.ask(before, "remove", files=True)

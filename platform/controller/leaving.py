@@ -1,0 +1,35 @@
+"""Letting a run save its state and leave, and how long that may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..admission import Admission
+from ..store import Job
+from .admission import STAGE
+from .desk import Desk
+
+SLOW_DISK_BYTES_S = 100e6
+"""A checkpoint is written at least this fast; all that a job holds on the host may go into it."""
+
+
+def make_it_leave(desk: Desk, job: Job, claim: str) -> None:
+    """Ask, and kill it when it has not left in time."""
+    desk.runner.stop(claim, Path(job.run_dir))
+    waited = desk.notes.waited(claim, "stop", desk.clock())
+    if waited >= desk.config.stop_timeout_s and waited >= patience_s(desk, job):
+        kill(desk, claim)
+
+
+def patience_s(desk: Desk, job: Job) -> float:
+    """Seconds that it may take to save and leave: large jobs need longer, and to kill them would lose their work."""
+    plan = desk.store.jobs.stages(job.id).get(STAGE)
+    ways = Admission.model_validate(plan).ways.values() if plan is not None else ()
+    host_bytes = max((float(way.option.get("host_bytes", 0)) for way in ways), default=0.0)
+    return desk.config.stop_timeout_s + host_bytes / SLOW_DISK_BYTES_S
+
+
+def kill(desk: Desk, claim: str) -> None:
+    """End it now."""
+    desk.notes.killed.add(claim)
+    desk.runner.kill(claim)
