@@ -82,7 +82,7 @@ def test_retry_and_remove(site: Site, person: Open) -> None:
     someone = person()
     someone.go(site.job("to-retry"))
     before = site.made.store.jobs.count()
-    someone.page.get_by_role("button", name="Retry").click()
+    someone.page.get_by_role("button", name="Retry job to-retry").click()
     before_id = site.made.jobs["to-retry"]
     someone.page.wait_for_url(lambda url: "/jobs/j-" in url and before_id not in url)
     assert sum(site.made.store.jobs.count().values()) == sum(before.values()) + 1
