@@ -96,14 +96,14 @@ def test_a_node_is_drained_and_taken_back(site: Site, person: Open) -> None:
     someone = person("root")
     someone.go("/nodes")
     someone.page.get_by_label("Why gpu-2 is drained").fill("new <b>disk</b>")
-    someone.page.get_by_role("button", name="Give gpu-2 no new jobs").click()
+    someone.page.get_by_role("button", name="Drain gpu-2: no new jobs").click()
     someone.page.locator("#node-gpu-2").get_by_text("new <b>disk</b>").wait_for()
     assert site.made.store.nodes.get("gpu-2").drained
-    someone.page.get_by_role("button", name="Take gpu-2 back into service").click()
-    someone.page.get_by_role("button", name="Give gpu-2 no new jobs").wait_for()
+    someone.page.get_by_role("button", name="Take back gpu-2 into service").click()
+    someone.page.get_by_role("button", name="Drain gpu-2: no new jobs").wait_for()
     assert not site.made.store.nodes.get("gpu-2").drained
     profile = site.made.store.nodes.get("gpu-2").profile
-    someone.page.get_by_role("button", name="Measure gpu-2 again").click()
+    someone.page.get_by_role("button", name="Measure again gpu-2").click()
     said(someone, "gpu-2 is measured as soon as nothing runs there")
     assert site.made.store.nodes.get("gpu-2").profile == {}
     site.made.store.nodes.set_profile("gpu-2", profile)
