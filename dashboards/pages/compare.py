@@ -20,6 +20,8 @@ MOST = 8
 _METRICS = ("loss", "eval_loss", "tokens_per_s", "grad_norm", "learning_rate", "gpu_bytes")
 _POINTS = 300
 _LISTED = 200
+_RAN = ("RUNNING", "PAUSING", "PAUSED", "STOPPING", "RECOVERING", "SUCCEEDED", "FAILED", "STOPPED")
+"""States of jobs that may have measured something: a long queue must not crowd them out of the list."""
 _SELF_EVIDENT = ("name", "output.dir")
 
 
@@ -31,7 +33,7 @@ def compare(visit: Visit) -> Response:
     if len(chosen) > MOST:
         raise InputError(f"{len(chosen)} jobs are too many for one picture", hint=f"choose {MOST} at most")
     jobs: list[JobView] = [visit.read("job", job_id, fresh_s=3.0) for job_id in chosen]
-    listed: list[JobView] = visit.read("jobs", limit=_LISTED, fresh_s=5.0)
+    listed: list[JobView] = visit.read("jobs", states=_RAN, limit=_LISTED, fresh_s=5.0)
     wanted = visit.asked("find").strip().lower()
     return visit.show(
         "compare.html",

@@ -82,7 +82,7 @@ def test_retry_and_remove(site: Site, person: Open) -> None:
     someone = person()
     someone.go(site.job("to-retry"))
     before = site.made.store.jobs.count()
-    someone.page.get_by_role("button", name="Retry").click()
+    someone.page.get_by_role("button", name="Retry job to-retry").click()
     before_id = site.made.jobs["to-retry"]
     someone.page.wait_for_url(lambda url: "/jobs/j-" in url and before_id not in url)
     assert sum(site.made.store.jobs.count().values()) == sum(before.values()) + 1
@@ -96,14 +96,14 @@ def test_a_node_is_drained_and_taken_back(site: Site, person: Open) -> None:
     someone = person("root")
     someone.go("/nodes")
     someone.page.get_by_label("Why gpu-2 is drained").fill("new <b>disk</b>")
-    someone.page.get_by_role("button", name="Give gpu-2 no new jobs").click()
+    someone.page.get_by_role("button", name="Drain gpu-2: no new jobs").click()
     someone.page.locator("#node-gpu-2").get_by_text("new <b>disk</b>").wait_for()
     assert site.made.store.nodes.get("gpu-2").drained
-    someone.page.get_by_role("button", name="Take gpu-2 back into service").click()
-    someone.page.get_by_role("button", name="Give gpu-2 no new jobs").wait_for()
+    someone.page.get_by_role("button", name="Take back gpu-2 into service").click()
+    someone.page.get_by_role("button", name="Drain gpu-2: no new jobs").wait_for()
     assert not site.made.store.nodes.get("gpu-2").drained
     profile = site.made.store.nodes.get("gpu-2").profile
-    someone.page.get_by_role("button", name="Measure gpu-2 again").click()
+    someone.page.get_by_role("button", name="Measure again gpu-2").click()
     said(someone, "gpu-2 is measured as soon as nothing runs there")
     assert site.made.store.nodes.get("gpu-2").profile == {}
     site.made.store.nodes.set_profile("gpu-2", profile)
@@ -192,10 +192,10 @@ def test_a_timeline_is_zoomed_by_buttons_and_keys(site: Site, person: Open) -> N
     assert shown() == [0, 1000]
     page.get_by_role("button", name="Zoom in").click()
     assert shown() == [250, 500]
-    last = page.locator("#timelines .plot-time").last.inner_text()
+    last = page.locator("#timelines .plot-time").last.text_content()
     page.locator("#timelines .plot-scroll").focus()
     page.keyboard.press("ArrowRight")
-    assert shown() == [375, 500] and page.locator("#timelines .plot-time").last.inner_text() != last
+    assert shown() == [375, 500] and page.locator("#timelines .plot-time").last.text_content() != last
     page.keyboard.press("0")
     assert shown() == [0, 1000]
 
@@ -222,7 +222,7 @@ def test_a_dead_service_is_said_and_the_page_recovers(
 
     monkeypatch.setattr(site.made.store.people, "who", dead)
     someone.page.locator("#banner").get_by_text("does not answer").wait_for()
-    assert someone.page.locator("tbody tr").count() == 50  # what was known is still there
+    assert someone.page.locator("#part-rows tbody tr").count() == 50  # what was known is still there
     assert someone.page.goto(f"{site.url}/nodes").status == 503
     someone.page.get_by_text("Running jobs do not depend on this page").wait_for()
     monkeypatch.undo()
