@@ -290,8 +290,8 @@ def test_every_key_of_the_optimizer_reaches_the_optimizer() -> None:
 def test_a_text_keeps_what_it_says_and_nothing_else() -> None:
     said = check_text("model: {path: rel/model}\ndata: {train: [{path: rows.jsonl}]}\n")
     assert said == {"model": {"path": "rel/model"}, "data": {"train": [{"path": "rows.jsonl"}]}}
-    with pytest.raises(SpecError, match=r"the text:2: model\.pth: unknown key") as caught:
-        check_text("model:\n  pth: x\ndata: {train: [{path: r}]}\n")
-    assert caught.value.line == 2
+    with pytest.raises(SpecError, match=r"the text:3: model\.dtyp: unknown key") as caught:
+        check_text("model:\n  path: m\n  dtyp: x\ndata: {train: [{path: r}]}\n")
+    assert caught.value.line == 3
     with pytest.raises(SpecError, match="larger than"):
         check_text("a: " + "x" * 300_000)
