@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
@@ -77,8 +78,8 @@ def _address(process: subprocess.Popen[str]) -> str:
     said, address = [], ""
     for line in process.stdout:
         said.append(line)
-        if "Local node IP" in line:
-            address = line.split(":")[-1].strip()
+        if found := re.search(r"Local node IP.*?(\d+\.\d+\.\d+\.\d+)", line):  # it may be in bold
+            address = found[1]
         if "--block" in line:
             return address
     raise AssertionError("".join(said))
