@@ -19,3 +19,14 @@ def upgrade() -> None:
         table.add_column(sa.Column("last_gpu", sa.String(length=100), nullable=True))
         table.add_column(sa.Column("continues", sa.String(length=40), nullable=True))
     op.create_index(op.f("ix_events_time"), "events", ["time"], unique=False)
+
+
+def downgrade() -> None:
+    """Take them away again."""
+    op.drop_index(op.f("ix_events_time"), table_name="events")
+    with op.batch_alter_table("jobs") as table:
+        for name in ("continues", "last_gpu"):
+            table.drop_column(name)
+    with op.batch_alter_table("nodes") as table:
+        for name in ("devices", "checked", "problem"):
+            table.drop_column(name)
