@@ -8,7 +8,7 @@ from typing import Any
 from ...jobs.errors import LazytrainError
 from ...jobs.lifecycle import JobState
 from ...schedulers.hardware import same_gpu
-from ..admission import STAGE, Admission, AdmissionOrder
+from ..admission import STAGE, Admission, AdmissionOrder, Answer
 from ..artifacts import JobFiles
 from ..store import Job
 from .desk import Desk
@@ -20,7 +20,8 @@ _LESS = 0.85
 
 def admit(desk: Desk) -> None:
     """Take in what planning has found, and have planned what is not."""
-    results = desk.planner.results()
+    # The controller plans jobs alone; other questions are the API's.
+    results = {name: found for name, found in desk.planner.results().items() if not isinstance(found, Answer)}
     queued = desk.store.jobs.list(states=[JobState.QUEUED])
     desk.for_each([job for job in queued if job.id in results], lambda job: _take_in(desk, job, results[job.id]))
     profiles = _profiles(desk)
