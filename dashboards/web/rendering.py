@@ -40,16 +40,12 @@ def renderer() -> Environment:
         "number": number,
         "ago": ago,
         "clock": clock,
-        "stream": _stream,
+        "stream": stream,
     }
     environment.globals["state_tone"] = state_tone
     # Not imported by each template: a block that is rendered alone would not know it.
     environment.globals["parts"] = environment.get_template("parts.html").module
     return environment
-
-
-def _stream(name: str) -> str:
-    return STREAM_WORDS.get(name, name)
 
 
 def size(value: float | None) -> str:
@@ -106,6 +102,11 @@ def _time(at: float | None, kind: str) -> str | Markup:
     return Markup('<time datetime="{}" data-as="{}">{}</time>').format(
         moment.isoformat(timespec="seconds"), kind, moment.strftime("%Y-%m-%d %H:%M UTC")
     )
+
+
+def stream(name: str) -> str:
+    """``h2d`` becomes ``host to GPU``."""
+    return STREAM_WORDS.get(name, name)
 
 
 def state_tone(state: str) -> str:

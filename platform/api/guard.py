@@ -98,7 +98,7 @@ class _Passage:
 
     def _from_where(self) -> Response | None:
         refusal = self.guard._origins.refusal(self._headers, self.scope["method"])
-        return answer(refusal.status, refusal.code, refusal.message, refusal.hint) if refusal else None
+        return None if refusal is None else answer(refusal.status, refusal.code, refusal.message, refusal.hint)
 
     def _kind_of_body(self) -> Response | None:
         kind = self._headers.get("content-type")

@@ -64,7 +64,8 @@ class _Log:
                     continue
                 self.steps[name], self.values[name] = array("q"), array("d")
             self.steps[name].append(step)
-            self.values[name].append(float(value) if value is not None and -_HUGE <= value <= _HUGE else _NAN)
+            finite = float(value) if value is not None and -_HUGE <= value <= _HUGE else _NAN
+            self.values[name].append(finite)
 
     def view(self, name: str, points: int) -> SeriesView:
         key = (name, points)

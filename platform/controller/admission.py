@@ -20,8 +20,8 @@ LESS = 0.85
 
 def admit(desk: Desk) -> None:
     """Take in what planning has found, and have planned what is not."""
-    # Of this planner nobody asks questions.
-    results = {job: found for job, found in desk.planner.results().items() if not isinstance(found, Answer)}
+    # The controller plans jobs alone; other questions are the API's.
+    results = {name: found for name, found in desk.planner.results().items() if not isinstance(found, Answer)}
     queued = desk.store.jobs.list(states=[JobState.QUEUED])
     desk.for_each([job for job in queued if job.id in results], lambda job: _take_in(desk, job, results[job.id]))
     profiles, gpus = _profiles(desk)
