@@ -180,6 +180,8 @@ def test_whoever_waits_for_long_gets_a_place_kept(lab: World) -> None:
     lab.planner.memory_bytes = 100 << 30
     waited = 0
     while lab.state(large) is S.QUEUED and waited < 30:
+        following = [lab.submit(priority=80), lab.submit(priority=80)]
+        lab.steps(2)
         for job in small:
             if lab.job(job).claim:
                 lab.run(job).phase = Phase.RUNNING
@@ -187,9 +189,8 @@ def test_whoever_waits_for_long_gets_a_place_kept(lab: World) -> None:
         for job in small:
             if lab.state(job) is S.RUNNING:
                 lab.finish(job)
-        lab.steps(1)
-        small = [lab.submit(priority=80), lab.submit(priority=80)]
         lab.steps(3, seconds=HOUR / 3)
+        small = following
         waited += 1
     assert 20 <= waited <= 27
     assert lab.state(large) is S.STARTING

@@ -56,6 +56,7 @@ def test_a_large_job_has_longer_to_save(world: World) -> None:
     run = world.running(job)
     run.ignores_stop = True
     world.ask(job, "stop")
+    world.steps(1)
     world.steps(5, seconds=200)
     assert world.state(job) is S.STOPPING
     assert run.outcome is None

@@ -26,6 +26,11 @@ def failed(world: World, steps: tuple[int, ...] = (20, 40)) -> Any:
     return job
 
 
+def waiting(world: World) -> Any:
+    """Who waited when placement was last asked while somebody did."""
+    return next(question.waiting for question in reversed(world.questions) if question.waiting)
+
+
 def test_it_has_the_checkpoints_the_batch_and_less_to_do(world: World) -> None:
     before = failed(world)
     job = world.submit(continues=before.id)
@@ -35,7 +40,7 @@ def test_it_has_the_checkpoints_the_batch_and_less_to_do(world: World) -> None:
     mine = JobFiles(job.run_dir).checkpoints / "step-00000040-000001" / "manifest.json"
     theirs = JobFiles(before.run_dir).checkpoints / "step-00000040-000001" / "manifest.json"
     assert mine.samefile(theirs)  # linked, not copied
-    (asked,) = world.questions[-1].waiting
+    (asked,) = waiting(world)
     assert asked.options[0].work_tokens == 0.6 * 1e4
     world.ask(before, "remove", files=True)
     world.steps(1)
@@ -48,7 +53,7 @@ def test_without_a_checkpoint_it_begins_anew(world: World) -> None:
     job = world.submit(continues=before.id)
     world.steps(3)
     assert world.state(job) is S.STARTING
-    assert world.questions[-1].waiting[0].options[0].work_tokens == 1e4
+    assert waiting(world)[0].options[0].work_tokens == 1e4
 
 
 def test_a_folder_that_is_not_the_other_jobs_is_left_alone(world: World) -> None:
