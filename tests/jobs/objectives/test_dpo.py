@@ -124,7 +124,7 @@ def test_what_cannot_be_is_said(pairs: Path) -> None:
 
 
 def test_a_model_whose_loss_needs_all_logits_at_once() -> None:
-    from lazytrain.jobs.head_loss import log_probabilities_of_rows
+    from lazytrain.jobs.head_loss import Targets, log_probabilities_of_rows
 
     torch.manual_seed(0)
     config = Qwen3Config(vocab_size=30, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
@@ -135,7 +135,7 @@ def test_a_model_whose_loss_needs_all_logits_at_once() -> None:
     labels[:, :3] = -100
     logits = model(input_ids=ids).logits
     expected = [sum(logits[b, t - 1].log_softmax(-1)[ids[b, t]] for t in range(3, 7)) for b in range(2)]
-    assert torch.allclose(log_probabilities_of_rows(logits, labels), torch.stack(expected), rtol=1e-5)
+    assert torch.allclose(log_probabilities_of_rows(logits, Targets.of(labels)), torch.stack(expected), rtol=1e-5)
 
 
 def test_mixed_files_are_refused(pairs: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_bytes_on_the_link_are_those_of_what_is_parked(make_facts):
     for facts, policy, state, gradients, program in cases(make_facts):
         moved = program.bytes_by_stream()
         layers, n = facts.layers, policy.accumulation
-        of_states = sum(parked_state_bytes(layers[i], facts) for i in state)
+        of_states = sum(parked_state_bytes(layers[i], facts, policy.optimizer) for i in state)
         of_gradients = n * sum(layers[i].weight_bytes for i in gradients)  # float32 already
         assert moved.get("nvme_read", 0) == moved.get("nvme_write", 0) == of_states + of_gradients
 
@@ -94,7 +94,8 @@ def test_rings_are_on_the_host_and_homes_on_nvme_all_the_step_long(make_facts):
     facts = make_facts(6)
     plain = lower(policy_of(facts), facts)
     program = lower(policy_of(facts, optimizer=[2, 3, 4, 5], gradients=[5]), facts)
-    state, gradient = parked_state_bytes(facts.layers[2], facts), facts.layers[5].weight_bytes
+    state = parked_state_bytes(facts.layers[2], facts, policy_of(facts).optimizer)
+    gradient = facts.layers[5].weight_bytes
     assert program.peak_bytes("host") - plain.peak_bytes("host") == RING * state + gradient
     assert program.peak_bytes("nvme") == 5 * 4096  # whole blocks
     assert program.peak_bytes("gpu") == plain.peak_bytes("gpu")

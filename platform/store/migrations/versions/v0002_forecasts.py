@@ -18,3 +18,8 @@ def upgrade() -> None:
         sa.Column("content", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_forecasts")),
     )
+
+
+def downgrade() -> None:
+    """Drop it."""
+    op.drop_table("forecasts")
