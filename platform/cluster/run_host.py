@@ -99,6 +99,7 @@ class RunHost:
         except BaseException:  # nobody else would end this actor: whoever looks finds the run lost
             traceback.print_exc()
             os._exit(LOST)
+        self._let_go()  # an actor that still waits for another's answer does not leave
         handle.__ray_terminate__.remote()
 
     def _batch_is_found(self) -> bool:
@@ -141,7 +142,12 @@ class RunHost:
 
     def _give_up(self) -> None:
         with self._taking:
-            if self._hold is not None and self._job.pause.exists():
+            if self._job.pause.exists():
+                self._let_go()
+
+    def _let_go(self) -> None:
+        with self._taking:
+            if self._hold is not None:
                 ray.kill(self._hold)
                 self._hold = None
 

@@ -164,7 +164,7 @@ class Search:
     # ---- the exact program
 
     def _solve(self, least: Bound) -> Exact:
-        """The fastest policy of a family's shape; its memory is tightened until it fits."""
+        """The fastest policy of a family's shape; resident layers or memory are taken from it until it fits."""
         question, layers = self.question, len(self.question.facts.layers)
         accumulation = min(question.accumulation, MOST_MICRO_BATCHES)
         shape, longest, nvme = self._key(least)
@@ -187,7 +187,7 @@ class Search:
             short = self.offer(exact.policy.model_copy(update={"accumulation": question.accumulation}))
             if not short or "nvme" in short:
                 break
-            problem = replace(problem, budgets=_less(problem.budgets, short))
+            problem = _smaller(problem, short, layers)
         assert first is not None
         if accumulation < question.accumulation:
             first = replace(first, bound_s=0.0)  # of another step
@@ -233,6 +233,14 @@ def search_full(question: Question) -> Search:
     search.offer(first_best(question))
     search.run()
     return search
+
+
+def _smaller(problem: Problem, short: dict[str, int], layers: int) -> Problem:
+    """The problem with a resident layer less, or with less memory, after a policy of it did not fit."""
+    resident = problem.shape.resident
+    if resident and "gpu_memory" in short:
+        return replace(problem, shape=replace(problem.shape, resident=frozenset(_spread(layers, len(resident) - 1))))
+    return replace(problem, budgets=_less(problem.budgets, short))
 
 
 def _less(budgets: Budgets, short: dict[str, int]) -> Budgets:
