@@ -101,7 +101,8 @@ class Settings(BaseModel):
     @property
     def allowed_roots(self) -> tuple[Path, ...]:
         """Folders below which submitted jobs may read and write."""
-        return tuple(Path(root).expanduser().resolve() for root in self.roots) or (Path.home(), self.runs_dir)
+        named = tuple(Path(root).expanduser().resolve() for root in self.roots)
+        return (*(named or (Path.home(),)), self.runs_dir)
 
     @property
     def runs_dir(self) -> Path:

@@ -44,7 +44,7 @@ def test_bad_value_names_the_variable(name: str, value: str) -> None:
 
 def test_several_words_in_one_variable(tmp_path: Path) -> None:
     settings = Settings.read({"LAZYTRAIN_ROOTS": f"{tmp_path}, /data/", "LAZYTRAIN_API_NAMES": "gpu.example.org"})
-    assert settings.allowed_roots == (tmp_path.resolve(), Path("/data"))
+    assert settings.allowed_roots == (tmp_path.resolve(), Path("/data"), settings.runs_dir)
     assert settings.api_names == ("gpu.example.org",)
 
 

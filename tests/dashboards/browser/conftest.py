@@ -87,8 +87,10 @@ class Person:
     """Statuses of failure that the test means to see."""
 
     def heard(self, message: Any) -> None:
-        """An error on the console; that a file could not be loaded is known from its status."""
-        if message.type == "error" and not message.text.startswith("Failed to load resource"):
+        """An error on the console; that something could not be loaded is known from its status."""
+        if message.type == "error" and not message.text.startswith(
+            ("Failed to load resource", "Response Status Error")
+        ):
             self.wrong.append(message.text)
 
     def answered(self, answer: Any) -> None:

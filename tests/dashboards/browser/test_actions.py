@@ -133,7 +133,7 @@ def test_a_job_is_written_planned_and_submitted(site: Site, person: Open) -> Non
     page.keyboard.press("Tab")
     page.locator("#text", has_text="rows.jsonl").wait_for()
     page.get_by_role("button", name="See where it fits").click()
-    page.locator("#fits").get_by_text("It fits").wait_for()
+    page.locator("#fits").get_by_text("It fits").wait_for(timeout=120_000)  # torch is loaded first
     page.get_by_role("button", name="Submit", exact=True).click()
     page.wait_for_url("**/jobs/j-*")
     assert page.inner_text("h1") == "from-the-page"
@@ -204,9 +204,9 @@ def test_the_page_follows_the_job(site: Site, person: Open) -> None:
     someone = person("root")
     job_id = site.made.jobs["llama8b-chat"]
     someone.go(site.job("llama8b-chat"))
-    someone.page.get_by_text("400 of 2000").first.wait_for()
+    someone.page.get_by_text("400 of 2000").locator("visible=true").first.wait_for()
     site.made.train(job_id, 450, 2000)
-    someone.page.get_by_text("450 of 2000").first.wait_for()
+    someone.page.get_by_text("450 of 2000").locator("visible=true").first.wait_for()
     site.made.train(job_id, 400, 2000)
 
 

@@ -55,10 +55,6 @@ def test_a_job_is_queued_with_every_default_in_a_folder_of_its_own(service: Serv
 
 
 def test_without_a_folder_it_gets_one_of_the_services(service: Service) -> None:
-    answer = service.submit(output={"save_every": 5})
-    assert answer.status_code == 422  # the service's own folder is outside of this lab's roots
-    allowed = service.settings.model_copy(update={"roots": (str(service.folder), str(service.settings.home))})
-    service.app.state.settings = allowed
     assert service.submit(output={"save_every": 5}).json()["run_dir"].startswith(str(service.settings.runs_dir))
 
 
