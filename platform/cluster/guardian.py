@@ -2,8 +2,9 @@
 
     python -I -S guardian.py PARENT DIRECTORY
 
-It notes PARENT's descendants while PARENT lives. When its standard input is closed, which PARENT does on purpose or by
-dying, it kills those that are left and removes DIRECTORY. Ray's own agents would live on for a minute.
+It notes, while PARENT lives, those of its descendants that were started with DIRECTORY, and what they started: other
+children of PARENT are none of its business. When its standard input is closed, which PARENT does on purpose or by dying,
+it kills those that are left and removes DIRECTORY. Ray's own agents would live on for a minute.
 """
 
 from __future__ import annotations
@@ -33,12 +34,24 @@ def main(parent: int, directory: Path) -> None:
         signal.signal(number, signal.SIG_IGN)  # they mean the parent
     seen: Seen = {}
     while True:
-        seen |= {pid: _started(pid) for pid in descendants(parent) if pid != os.getpid()}
+        seen |= {pid: _started(pid) for pid in _of_ray(parent, directory) if pid != os.getpid()}
         readable, _, _ = select.select([0], [], [], _LOOK_EVERY_S)
         if readable and not os.read(0, 4096):
             break
     _end(seen)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _of_ray(parent: int, directory: Path) -> set[int]:
+    """Descendants whose command line names the directory, and theirs."""
+    roots = [pid for pid in descendants(parent) if str(directory) in _command(pid)]
+    return {*roots, *(pid for root in roots for pid in descendants(root))}
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    return ""
 
 
 def _end(seen: Seen) -> None:

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.ray
 
 SCRIPT = """
-import json, os, sys, time
+import json, os, subprocess, sys, time
 from pathlib import Path
 import ray, psutil
 from lazytrain.platform.settings import Settings
@@ -21,8 +21,13 @@ from lazytrain.platform.cluster.inventory import list_nodes
 os.environ.pop("OMP_NUM_THREADS", None)
 before = dict(os.environ)
 settings = Settings(home=Path(sys.argv[1]) / "home", ray_temp="/tmp")
+# Children of this process that are none of Ray's; only where they can be ended again.
+others = [subprocess.Popen(["sleep", "600"])] if sys.argv[2] == "end" else []
 with LocalRay(settings, kind="NVIDIA GeForce RTX 3090", cpus=2) as local:
-    children = psutil.Process().children(recursive=True)
+    if others:
+        others.append(subprocess.Popen(["sleep", "600"]))
+        time.sleep(1.5)  # it is looked for children every half second
+    children = [p for p in psutil.Process().children(recursive=True) if p.pid not in {o.pid for o in others}]
     listening = [c.laddr.ip for p in children for c in p.net_connections() if c.status == "LISTEN"]
     @ray.remote(num_cpus=0, num_gpus=1)
     class Holder:
@@ -43,7 +48,9 @@ with LocalRay(settings, kind="NVIDIA GeForce RTX 3090", cpus=2) as local:
     if sys.argv[2] == "fail":
         raise SystemExit(3)
 restored = "OMP_NUM_THREADS" not in os.environ and all(os.environ.get(n) == before[n] for n in before)
-print(json.dumps({"environment_restored": restored}), flush=True)
+print(json.dumps({"environment_restored": restored, "left_alone": [p.poll() is None for p in others]}), flush=True)
+for other in others:
+    other.kill()
 """
 
 
@@ -79,7 +86,7 @@ def test_loopback_token_label_small_store_and_a_clean_end(tmp_path: Path) -> Non
     assert facts["store"] <= 2**30  # type: ignore[operator]
     assert facts["token_mode"] == "0o100600"
     assert facts["token_in_force"]
-    assert facts_of(process) == {"environment_restored": True}
+    assert facts_of(process) == {"environment_restored": True, "left_alone": [True, True]}
     assert process.wait(30) == 0
     assert_gone(facts)
     assert not Path(str(facts["session"])).exists()
