@@ -3,8 +3,8 @@
     python -I -S guardian.py PARENT DIRECTORY
 
 It notes, while PARENT lives, those of its descendants that were started with DIRECTORY, and what they started: other
-children of PARENT are none of its business. When its standard input is closed, which PARENT does on purpose or by dying,
-it kills those that are left and removes DIRECTORY. Ray's own agents would live on for a minute.
+children of PARENT are none of its business. When its standard input is closed, which PARENT does on purpose or by
+dying, it kills those that are left and removes DIRECTORY. Ray's own agents would live on for a minute.
 """
 
 from __future__ import annotations
