@@ -34,6 +34,12 @@ def test_links_are_as_slow_against_compute_as_on_a_real_gpu() -> None:
     assert profile.nvme_read_bytes_s == profile.nvme_write_bytes_s == profile.d2h_bytes_s / 2
 
 
+def test_a_disk_that_is_busy_while_it_is_measured_changes_nothing() -> None:
+    facts = facts_with(2)
+    busy = MEASURED.model_copy(update={"nvme_read_bytes_s": 3e6, "nvme_write_bytes_s": 3e6})
+    assert scale_links(busy, facts) == scale_links(MEASURED, facts)
+
+
 def test_deep_models_need_every_kind_of_home() -> None:
     facts = facts_with(12)
     profile = scale_links(MEASURED, facts)
