@@ -25,12 +25,11 @@ from ..inspection import versions
 from ..logs import quiet_libraries
 from ..settings import Settings
 from ..store import Store
-from .close_tracking import TrackingCloser
 from .controller import Controller
-from .lost_runs import LostRuns
 from .ports import Config
 from .rules import load_rules
 from .step_times import StepTimes
+from .telling import JOBS_THAT_ENDED, RUNS_THAT_DIED, Telling
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +68,8 @@ def _run(settings: Settings, where: str) -> int:
         start_timeout_s=settings.start_timeout_s,
         stop_timeout_s=settings.stop_timeout_s,
         mlflow_uri=mlflow_uri,
-        tell_lost=LostRuns(),
-        close_tracking=TrackingCloser() if mlflow_uri else Config.close_tracking,
+        tell_lost=Telling(RUNS_THAT_DIED),
+        close_tracking=Telling(JOBS_THAT_ENDED, first=True) if mlflow_uri else Config.close_tracking,
     )
     name = f"{platform.node()}-{os.getpid()}"
     controller = Controller(name, store, runner, planner, decide, config, time.time)

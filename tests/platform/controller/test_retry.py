@@ -1,13 +1,11 @@
 """A job that is tried again goes on where the one before came to."""
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lazytrain.jobs.lifecycle import JobState
 from lazytrain.platform.artifacts import JobFiles
-from lazytrain.platform.controller.lost_runs import LostRuns
 
 S = JobState
 World = Any
@@ -88,25 +86,3 @@ def test_of_a_run_that_died_mlflow_hears_although_its_job_goes_on(world: World) 
     world.steps(1)
     assert world.state(job) is S.RECOVERING
     assert told == [job.run_dir]
-
-
-def test_lost_runs_are_told_together_and_beside_the_caller() -> None:
-    begun, go, told = threading.Event(), threading.Event(), []
-
-    def run(run_dirs: list[str]) -> None:
-        told.append(list(run_dirs))
-        begun.set()
-        go.wait(20)
-
-    lost = LostRuns(run)
-    lost("a")
-    assert begun.wait(20)
-    lost("b")
-    lost("c")
-    go.set()
-    deadline = threading.Event()
-    for _ in range(400):
-        if len(told) == 2:
-            break
-        deadline.wait(0.05)
-    assert told == [["a"], ["b", "c"]]

@@ -1,33 +1,44 @@
-"""Every end is told to MLflow, one process at a time."""
+"""What happened to jobs is told to MLflow, one process at a time."""
 
+import importlib.util
 import subprocess
 import sys
 import threading
 from queue import SimpleQueue
 from typing import Any
 
+import pytest
+
 from lazytrain.jobs.lifecycle import JobState
 from lazytrain.platform.controller import Config
-from lazytrain.platform.controller.close_tracking import TrackingCloser
+from lazytrain.platform.controller.telling import JOBS_THAT_ENDED, RUNS_THAT_DIED, Telling
 
 World = Any
 
 
-def test_ends_are_told_by_one_process_at_a_time() -> None:
+@pytest.mark.parametrize("first", [False, True])
+def test_what_happened_is_told_by_one_process_at_a_time(first: bool) -> None:
     begun: SimpleQueue[list[str]] = SimpleQueue()
     go_on = threading.Semaphore(0)
 
-    def run(jobs: list[str]) -> None:
-        begun.put(jobs)
+    def run(found: list[str]) -> None:
+        begun.put(found)
         go_on.acquire()
 
-    closer = TrackingCloser(run)
-    assert begun.get(timeout=20) == []  # what the controller before this one may have left
+    tell = Telling("a.module", first=first, run=run)
+    if not first:
+        tell("before")
+    assert begun.get(timeout=20) == ([] if first else ["before"])
     for name in ("a", "b", "c"):
-        closer(name)
+        tell(name)
     assert begun.empty()
     go_on.release()
     assert begun.get(timeout=20) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("module", [JOBS_THAT_ENDED, RUNS_THAT_DIED])
+def test_the_modules_that_are_run_can_be(module: str) -> None:
+    assert importlib.util.find_spec(module) is not None
 
 
 def test_every_end_is_told(world: World) -> None:
