@@ -30,6 +30,8 @@ from .trial import Order, run_probe
 from .tuning import Search, SearchOrder, Trial, search_batch
 
 MOST_PROBES = 4
+MOST_S = 300.0
+"""Nothing more is tried after this time: the job waits for it, and holds its GPU."""
 
 
 class _Stop(LazytrainError):
@@ -42,7 +44,7 @@ def main(order_file: Path, address: str, node: str) -> int:
     files = AttemptFiles(order_file.parent)
     order = RunOrder.from_dict(read_json(order_file) or {})
     pulse = Pulse(files)
-    outcome, code = end_of(lambda: _search(order, address, node))
+    outcome, code = end_of(lambda: _search(order, address, node, pulse))
     pulse.stop()
     if outcome.how != "done":
         update = {"node": order.node, "exit_code": code}
@@ -50,7 +52,8 @@ def main(order_file: Path, address: str, node: str) -> int:
     return code
 
 
-def _search(order: RunOrder, address: str, node: str) -> dict[str, Any]:
+def _search(order: RunOrder, address: str, node: str, pulse: Pulse) -> dict[str, Any]:
+    pulse.doing = "the first batch is tried"
     stop = asked_to_stop(order.run_dir / "stop")
     job, profile = open_job(order)
     rows = job.data.train
@@ -58,7 +61,8 @@ def _search(order: RunOrder, address: str, node: str) -> dict[str, Any]:
 
     def heard(trial: Trial) -> None:
         words = f"fits, {trial.report.tokens_per_s:,.0f} tokens/s" if trial.report.fits else trial.report.reason
-        print(f"batch {trial.batch}: {words}", flush=True)
+        pulse.doing = f"batch {trial.batch} {words}"
+        print(pulse.doing, flush=True)
         if stop():
             raise _Stop("asked to stop")
 
@@ -73,6 +77,7 @@ def _search(order: RunOrder, address: str, node: str) -> dict[str, Any]:
                 low=1,
                 high=job.largest(),
                 most_probes=MOST_PROBES,
+                most_seconds=MOST_S,
                 node=node,
                 directory=(order.run_dir / "tune").absolute(),
             ),

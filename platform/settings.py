@@ -64,8 +64,9 @@ class Settings(BaseModel):
     """Folders, separated by commas, below which submitted jobs may read and write; by default the home directory."""
     trusted_models: Words = ()
     """Models, separated by commas, whose own Python code may run when a job asks for it."""
-    batch_search: bool = False
-    """Whether ``train.batch: auto`` is measured on the job's node before it trains; else the plan decides it."""
+    batch_search: bool = True
+    """Whether a job with ``train.batch: auto`` that is expected to run for half an hour measures batches on its node
+    before it trains; else the plan decides it."""
     rules: Path | None = None
     """YAML file with the rules by which jobs share the GPUs (`controller.rules`); without one those of `Rules`."""
     mlflow_uri: str = ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -73,6 +75,8 @@ class SearchOrder:
     objective: Objective = "throughput"
     """``throughput``: highest tokens/s; ``max_batch``: largest that fits."""
     most_probes: int = 4
+    most_seconds: float = math.inf
+    """After this time no probe begins any more, once one has fitted."""
     cpus: float = 1.0
     gpus: float = 1.0
     kind: str = ""
@@ -176,7 +180,7 @@ class _AskTell(Searcher):
         self._order = order
         self._search = BatchSearch(order.low, order.high, order.objective)
         self._running: dict[str, tuple[int, ModelFacts, Plan]] = {}
-        self._probes = 0
+        self._probes, self._began = 0, time.monotonic()
         self._error: LazytrainError | None = None
         self.trials: list[Trial] = []
 
@@ -192,7 +196,7 @@ class _AskTell(Searcher):
             return finished
 
     def _next_probe(self, trial_id: str) -> dict[str, Any] | None:
-        while self._error is None and self._probes < self._order.most_probes:
+        while self._error is None and self._probes < self._order.most_probes and not self._late():
             batch = self._search.ask()
             if batch is None:
                 return None
@@ -203,6 +207,10 @@ class _AskTell(Searcher):
                 return {"batch": batch, "policy": plan.policy, "facts": facts}
             self._tell(Trial(batch, Report(fits=False, reason=_reasons(plan)), plan, facts))
         return None
+
+    def _late(self) -> bool:
+        spent_s = time.monotonic() - self._began
+        return spent_s > self._order.most_seconds and any(trial.report.fits for trial in self.trials)
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         """A trial's result; without one its process died, which is how the kernel says out of memory."""

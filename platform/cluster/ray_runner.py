@@ -127,7 +127,8 @@ class RayRunner:
         if not beat:
             return Look(Phase.STARTING)
         phase = Phase.PAUSED if beat.get("paused") else Phase.RUNNING
-        return Look(phase, *figures, int(beat["total_steps"]), float(beat["step_s"]))
+        doing = str(beat.get("doing", ""))
+        return Look(phase, *figures, int(beat["total_steps"]), float(beat["step_s"]), doing=doing)
 
     def stop(self, claim: str, run_dir: Path) -> None:
         """Leave the file that the training looks for after each step."""

@@ -43,7 +43,7 @@ class Pulse:
         self._done = threading.Event()
         self.step, self.total_steps, self.step_s = 0, 0, 0.0
         self.loss: float | None = None
-        self.paused = False
+        self.paused, self.doing = False, ""
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
         self._thread.start()
 
@@ -74,7 +74,7 @@ class Pulse:
         with self._writing:
             self._count += 1
             now = {"beat": self._count, "step": self.step, "total_steps": self.total_steps, "step_s": self.step_s}
-            more = {"paused": self.paused, "nvme_bytes": self._nvme_bytes}
+            more = {"paused": self.paused, "doing": self.doing, "nvme_bytes": self._nvme_bytes}
             write_json(self._files.beat, {**now, **more}, durable=False)
 
 

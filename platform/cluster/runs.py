@@ -99,6 +99,8 @@ class Look:
     """Seconds of a step, lately."""
     outcome: Outcome | None = None
     """Of a run that has ended."""
+    doing: str = ""
+    """What it does before it trains, for people; empty once it does."""
 
 
 @dataclass(frozen=True, kw_only=True)

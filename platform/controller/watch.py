@@ -15,6 +15,7 @@ from .pausing import keep_paused, make_it_pause, make_it_resume, pauses_in_memor
 from .searched import take_in
 
 _S = JobState
+_SEARCHING = "searching_batch"
 
 
 def watch(desk: Desk) -> None:
@@ -68,6 +69,7 @@ def _alive(desk: Desk, job: Job, claim: str, look: Look) -> None:
         if job.state is _S.STARTING:
             desk.notes.again(claim, "start")
             job = desk.move(job, _S.RUNNING, "running", f"trains on {job.node}", started_at=desk.clock())
+        job = _tell_what_it_does(desk, job, look)
         if look.step and claim not in desk.notes.searched:
             desk.notes.searched.add(claim)
             take_in(desk, job)
@@ -76,6 +78,12 @@ def _alive(desk: Desk, job: Job, claim: str, look: Look) -> None:
         kill(desk, claim)
         words = f"the run did not begin within {desk.config.start_timeout_s:g} s"
         fail(desk, job, Failure.NODE_LOST, Outcome(how="died", message=words))
+
+
+def _tell_what_it_does(desk: Desk, job: Job, look: Look) -> Job:
+    if look.doing:
+        return desk.tell(job, _SEARCHING, f"measures batches on {job.node} before it trains: {look.doing}")
+    return desk.tell(job, "running", f"trains on {job.node}") if job.reason == _SEARCHING else job
 
 
 def _expect_beats(desk: Desk, job: Job, claim: str, look: Look) -> None:

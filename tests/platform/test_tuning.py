@@ -116,6 +116,12 @@ def test_out_of_memory_and_death_are_results_and_every_probe_has_its_own_process
     assert given_back()
 
 
+def test_when_the_time_is_up_the_best_so_far_has_to_do(tmp_path: Path) -> None:
+    search = search_batch(order(tmp_path, fits_up_to(4), most_seconds=0.0))
+    assert [trial.batch for trial in search.trials] == [8, 4]  # one has to fit
+    assert search.best.batch == 4
+
+
 def test_nothing_fits(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFit, match="out of memory"):
         search_batch(order(tmp_path, fits_up_to(0), high=1))
