@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -13,15 +14,19 @@ from ...jobs.errors import DoesNotFit, OutOfTime
 from ...jobs.model_facts import ModelFacts
 from ...jobs.spec import JobSpec
 from ...jobs.units import format_bytes
-from ...schedulers.best_batch import BestBatch, Tried, best_batch
+from ...schedulers.best_batch import Tried, best_batch
 from ...schedulers.demand import demand
 from ...schedulers.hardware import Budgets, HardwareProfile
 from ...schedulers.options import option
 from ...schedulers.planner import Plan, plan
-from ..planning import Limits, ModelSource, emulated, facts_of, load_tokenizer, model_of
+from ..known_facts import KnownFacts
+from ..planning import Limits, ModelSource, emulated, facts_of, find_model, load_tokenizer, model_of
+from ..settings import Settings
 from .values import Admission, AdmissionOrder, Way
 
 _LARGEST_BATCH = 256
+_NAMES = ("_name_or_path", "transformers_version")
+"""Entries of a model's configuration that say where it is from."""
 _STARTUP_S = 15.0
 """From the start of a run to its first step: imports, loading, evaluation before training."""
 
@@ -54,6 +59,7 @@ class JobPlans:
     spec: JobSpec
     order: AdmissionOrder
     data: Prepared
+    kept: KnownFacts = field(default_factory=lambda: KnownFacts(Settings.read().home / "facts"))
     _known: dict[int, ModelFacts] = field(default_factory=dict)
 
     @property
@@ -66,12 +72,27 @@ class JobPlans:
     def _source(self) -> ModelSource:
         return model_of(self.spec)
 
-    def _facts(self, rows: int) -> ModelFacts:
+    def facts(self, rows: int) -> ModelFacts:
         """Facts of the model at so many rows of the longest length; they are the same on every kind of node."""
         if rows not in self._known:
             length, dtype = self.data.train.longest, self.spec.model.dtype
-            self._known[rows] = facts_of(self._source, batch=rows, length=length, dtype=dtype)
+
+            def measure() -> ModelFacts:
+                return facts_of(self._source, batch=rows, length=length, dtype=dtype)
+
+            known, shape = self._shape_of_model, {"batch": rows, "length": length, "dtype": dtype}
+            self._known[rows] = self.kept.of(known, measure, **shape) if known else measure()
         return self._known[rows]
+
+    @cached_property
+    def _shape_of_model(self) -> dict[str, Any]:
+        """All of the job that facts depend on beside rows; nothing for a model whose own code could change them."""
+        model = find_model(self.spec.model.path, trust_remote_code=self.spec.model.trust_remote_code)
+        config = model if isinstance(model, dict) else json.loads(model.to_json_string(use_diff=False))
+        if "auto_map" in config:
+            return {}
+        shape = {name: value for name, value in config.items() if name not in _NAMES}
+        return {"config": shape, **self.spec.model_dump(mode="json", include={"lora": True, "train": {"freeze"}})}
 
     def plan_all(
         self, profiles: Mapping[str, HardwareProfile]
@@ -100,27 +121,23 @@ class JobPlans:
     def _beside_others(self, kind: str, profile: HardwareProfile, batch: int | None) -> Tried:
         """In an equal part of the node's memory, so that every GPU can have a job; in all of it if that is too little.
 
-        Its links are not parted: jobs do not know their neighbours, and placement counts how much they slow each other.
+        Its links are not parted, because nobody knows its neighbours yet: see `together` for when there are some.
         """
         gpus = self.order.gpus.get(kind, 1)
         if gpus > 1:
             part = profile.model_copy(update={"host_memory_bytes": profile.host_memory_bytes // gpus})
             with contextlib.suppress(DoesNotFit):
-                return self._best(part, batch).best
-        return self._best(profile, batch).best
+                return self.best_on(part, batch)
+        return self.best_on(profile, batch)
 
-    def _best(self, profile: HardwareProfile, batch: int | None) -> BestBatch:
-        return best_batch(
-            self._facts,
-            profile,
-            high=batch or self.largest(),
-            global_batch=batch,
-            **self._limits(profile),
-        )
+    def best_on(self, profile: HardwareProfile, batch: int | None) -> Tried:
+        """The fastest plan for steps of ``batch`` rows, or of as many as train fastest. Raises DoesNotFit."""
+        limits = self._limits(profile)
+        return best_batch(self.facts, profile, high=batch or self.largest(), global_batch=batch, **limits).best
 
     def plan_at(self, profile: HardwareProfile, rows: int) -> tuple[ModelFacts, Plan]:
         """Facts and plan of steps of one micro-batch of ``rows``."""
-        facts = self._facts(rows)
+        facts = self.facts(rows)
         return facts, plan(facts, profile, **self._limits(profile))
 
     def largest(self) -> int:
@@ -150,7 +167,7 @@ class JobPlans:
         policy = tried.answer.policy
         assert policy is not None
         tokens = float(self.steps(batch) * batch * self.data.train.longest)
-        asked = demand(policy, self._facts(tried.micro_batch), tried.answer.predicted)
+        asked = demand(policy, self.facts(tried.micro_batch), tried.answer.predicted)
         return Way(
             option=asdict(option(asked, kind=kind, work_tokens=tokens, startup_s=_STARTUP_S)),
             policy=policy.model_dump(mode="json", by_alias=True),

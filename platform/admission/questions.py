@@ -11,6 +11,7 @@ from ...jobs.spec import JobSpec
 from ...schedulers.hardware import HardwareProfile, hardware
 from ...schedulers.simulator import simulate
 from ..planning import Limits, facts_of, find_model, make_plan, model_of
+from .together import plan_beside
 
 
 def plan_shape(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,4 +53,5 @@ def predicted_timeline(asked: Mapping[str, Any]) -> dict[str, Any]:
 QUESTIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "shape": plan_shape,
     "timeline": predicted_timeline,
+    "together": plan_beside,
 }

@@ -23,6 +23,14 @@ class Way(Frozen):
     """As in `RunOrder`."""
 
 
+class Beside(Frozen):
+    """How a job runs beside others on a node whose links all of them share."""
+
+    claim: str
+    """The run for which this was planned; any other run goes by the plan for a node of its own."""
+    way: Way
+
+
 class Admission(Frozen):
     """What planning found out about a job."""
 
@@ -37,6 +45,14 @@ class Admission(Frozen):
     """When it fits nowhere: the planner's reasons, as ``plan --json`` has them."""
     notes: tuple[str, ...] = ()
     """What the person should know, for example how many rows were refused."""
+    beside: Beside | None = None
+    """The plan that was made together with those of its neighbours, of the run that has or had such a plan last."""
+
+    def way(self, kind: str, claim: str | None) -> Way | None:
+        """How the run with this claim goes on this kind of node."""
+        if self.beside is not None and self.beside.claim == claim:
+            return self.beside.way
+        return self.ways.get(kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +82,10 @@ class Question:
     job: str
     """Name of the question."""
     kind: str
-    """``shape`` or ``timeline``, see `questions`."""
+    """``shape``, ``timeline`` or ``together``, see `questions` and `together`."""
     values: Mapping[str, Any]
     priority: int = 1 << 30
-    """Before all jobs: somebody looks at a page and waits."""
+    """Before all jobs: somebody looks at a page and waits, or a job does for which there is a place."""
 
 
 class Answer(Frozen):

@@ -94,7 +94,7 @@ def _node_view(
 ) -> schemas.NodeView:
     fields = {name: getattr(node, name) for name in schemas.NodeView.model_fields if hasattr(node, name)}
     fields["profile"] = finite(dict(node.profile))
-    ways = [plans[job.id]["ways"].get(node.kind, {}) for job in jobs if job.id in plans]
+    ways = [_way(plans[job.id], node.kind, job.claim) for job in jobs if job.id in plans]
     return schemas.NodeView(
         **fields,
         measured=bool(node.profile),
@@ -103,6 +103,13 @@ def _node_view(
         held_nvme_bytes=sum(way.get("option", {}).get("nvme_bytes", 0) for way in ways),
         jobs=[job.id for job in jobs if user is not None and _shown(job, user)],
     )
+
+
+def _way(plan: Mapping[str, Any], kind: str, claim: str | None) -> Mapping[str, Any]:
+    """As `Admission.way`, for a plan that is not looked at any further."""
+    beside = plan.get("beside")
+    found: Mapping[str, Any] = beside["way"] if beside and beside["claim"] == claim else plan["ways"].get(kind, {})
+    return found
 
 
 def _shown(job: Job, user: User) -> bool:

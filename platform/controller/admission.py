@@ -8,7 +8,7 @@ from typing import Any
 from ...jobs.errors import LazytrainError, NotFound
 from ...jobs.lifecycle import JobState
 from ...schedulers.hardware import same_gpu
-from ..admission import STAGE, Admission, AdmissionOrder, Answer
+from ..admission import Admission, AdmissionOrder, Answer
 from ..artifacts import JobFiles
 from ..store import Job
 from .desk import Desk
@@ -20,14 +20,16 @@ LESS = 0.85
 
 def admit(desk: Desk) -> None:
     """Take in what planning has found, and have planned what is not."""
-    # The controller plans jobs alone; other questions are the API's.
-    results = {name: found for name, found in desk.planner.results().items() if not isinstance(found, Answer)}
+    everything = desk.planner.results()
+    desk.notes.meetings.take(everything)
+    results = {name: found for name, found in everything.items() if not isinstance(found, Answer)}
     queued = desk.store.jobs.list(states=[JobState.QUEUED])
+    waiting = {job.id: job for job in reversed(queued) if job.id not in results}
+    desk.notes.ordered = {name: order for name, order in desk.notes.ordered.items() if name in waiting}
     desk.for_each([job for job in queued if job.id in results], lambda job: _take_in(desk, job, results[job.id]))
     profiles, gpus = _profiles(desk)
-    plans = desk.store.jobs.stages_of((job.id for job in queued), STAGE)
-    waiting = [job for job in reversed(queued) if job.id not in results]
-    desk.for_each(waiting, lambda job: _have_planned(desk, job, profiles, gpus, plans.get(job.id)))
+    plans = desk.plans(waiting.values())
+    desk.for_each(waiting.values(), lambda job: _have_planned(desk, job, profiles, gpus, plans.get(job.id)))
 
 
 def _profiles(desk: Desk) -> tuple[dict[str, Mapping[str, Any]], dict[str, int]]:
@@ -44,9 +46,8 @@ def _profiles(desk: Desk) -> tuple[dict[str, Mapping[str, Any]], dict[str, int]]
 
 
 def _have_planned(
-    desk: Desk, job: Job, profiles: Mapping[str, Any], gpus: Mapping[str, int], plan: Mapping[str, Any] | None
+    desk: Desk, job: Job, profiles: Mapping[str, Any], gpus: Mapping[str, int], known: Admission | None
 ) -> None:
-    known = Admission.model_validate(plan) if plan is not None else None
     missing = {
         kind: profile
         for kind, profile in profiles.items()
@@ -55,6 +56,9 @@ def _have_planned(
     if not missing:
         if known is None:
             desk.tell(job, "no_node", _no_node(job, bool(profiles)))
+        return
+    asked = (job.priority, job.replans, [(kind, gpus[kind], missing[kind]) for kind in sorted(missing)])
+    if desk.notes.ordered.get(job.id) == asked:
         return
     try:
         files = JobFiles(job.run_dir)
@@ -76,6 +80,7 @@ def _have_planned(
             priority=job.priority,
         )
     )
+    desk.notes.ordered[job.id] = asked
 
 
 def _continue(desk: Desk, job: Job, files: JobFiles, before: str) -> Job:
@@ -117,9 +122,8 @@ def _take_in(desk: Desk, job: Job, found: Admission | LazytrainError) -> None:
     if isinstance(found, LazytrainError):
         _reject(desk, job, found)
         return
-    known = desk.store.jobs.stages(job.id).get(STAGE)
-    if known is not None:
-        before = Admission.model_validate(known)
+    before = desk.plans([job]).get(job.id)
+    if before is not None:
         found = found.model_copy(
             update={"ways": {**before.ways, **found.ways}, "limits": {**before.limits, **found.limits}}
         )
@@ -129,7 +133,7 @@ def _take_in(desk: Desk, job: Job, found: Admission | LazytrainError) -> None:
         return
     now = desk.clock()
     desk.store.jobs.finish_stage(job, "batch", {"batch": found.batch, "steps": found.steps}, now, desk.lease)
-    desk.store.jobs.finish_stage(job, STAGE, found.model_dump(mode="json"), now, desk.lease, again=True)
+    desk.write_plan(job, found)
     if job.reason == "admission":
         desk.tell(job, "planned", "is planned and waits for its turn")
 

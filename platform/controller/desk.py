@@ -9,9 +9,10 @@ from typing import Any
 
 from ...jobs.errors import Unreachable
 from ...jobs.lifecycle import JobState
-from ..admission import Planner
+from ..admission import STAGE, Admission, Planner
 from ..cluster.runs import Look, Runner
 from ..store import Job, Lease, Move, Stale, Store
+from .meetings import Meetings
 from .ports import Clock, Config, Decide
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,11 @@ class Notes:
     used: Mapping[str, float] = field(default_factory=dict)
     """GPU seconds of each user, and when they were counted."""
     used_at: float = float("-inf")
+    plans: dict[str, tuple[float, Admission]] = field(default_factory=dict)
+    """What is known of how jobs can run, each with the time at which it was written down."""
+    ordered: dict[str, Hashable] = field(default_factory=dict)
+    """What planning was asked about each job that has no plan yet."""
+    meetings: Meetings = field(default_factory=Meetings)
     foretold_at: float = float("-inf")
     """When expected times were last written down."""
 
@@ -91,6 +97,22 @@ class Desk:
         if (job.reason, job.sentence) == (reason, sentence):
             return job
         return self.store.jobs.annotate(job, self.clock(), self.lease, reason=reason, sentence=sentence)
+
+    def plans(self, jobs: Iterable[Job]) -> dict[str, Admission]:
+        """How each of the jobs that are planned can run. Plans are large and seldom change: each is read once."""
+        asked = [job.id for job in jobs]
+        known = self.notes.plans
+        there = self.store.jobs.stage_times(asked, STAGE)
+        changed = [name for name, at in there.items() if name not in known or known[name][0] != at]
+        for name, plan in self.store.jobs.stages_of(changed, STAGE).items() if changed else ():
+            known[name] = (there[name], Admission.model_validate(plan))
+        return {name: known[name][1] for name in asked if name in there and name in known}
+
+    def write_plan(self, job: Job, plan: Admission) -> None:
+        """Record how the job can run, in place of what was known."""
+        self.notes.plans.pop(job.id, None)
+        now = self.clock()
+        self.store.jobs.finish_stage(job, STAGE, plan.model_dump(mode="json"), now, self.lease, again=True)
 
     def _keep_the_lease(self) -> None:
         """A step for very many jobs may take longer than the lease. Raises Stale when somebody else leads now."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..admission import STAGE, Admission
 from ..store import Job
 from .desk import Desk
 
@@ -22,8 +21,8 @@ def make_it_leave(desk: Desk, job: Job, claim: str) -> None:
 
 def patience_s(desk: Desk, job: Job) -> float:
     """Seconds that it may take to save and leave: large jobs need longer, and to kill them would lose their work."""
-    plan = desk.store.jobs.stages(job.id).get(STAGE)
-    ways = Admission.model_validate(plan).ways.values() if plan is not None else ()
+    plan = desk.plans([job]).get(job.id)
+    ways = plan.ways.values() if plan is not None else ()
     host_bytes = max((float(way.option.get("host_bytes", 0)) for way in ways), default=0.0)
     return desk.config.stop_timeout_s + host_bytes / SLOW_DISK_BYTES_S
 

@@ -11,8 +11,8 @@ from typing import Any
 from ...jobs.errors import LazytrainError, Unreachable
 from ...jobs.frozen import digest
 from ...jobs.lifecycle import JobState
-from ...schedulers.placement import Decisions, Preempt, Start, Wait, WaitCode
-from ..admission import STAGE, Admission
+from ...schedulers.placement import Decisions, Preempt, Question, Start, Wait, WaitCode
+from ..admission import Admission, Beside
 from ..artifacts import JobFiles
 from ..cluster.runs import Outcome, RunOrder
 from ..store import Job, Node
@@ -21,6 +21,7 @@ from .endings import fail
 from .failures import Failure
 from .question import Table, fingerprint, question
 from .searched import search_for, take_in, wants_search
+from .together import Meeting, ready, tell_neighbours
 
 log = logging.getLogger(__name__)
 _S = JobState
@@ -35,11 +36,12 @@ def place(desk: Desk) -> None:
     if not table.waiting and not table.running:
         return
     asked = question(desk, table)
+    tell_neighbours(desk, asked, table)
     seen = fingerprint(asked)
     if seen == desk.notes.settled and desk.clock() - desk.notes.settled_at < _AGAIN_S:
         return
     decisions = desk.decide(asked)
-    _act(desk, decisions, table)
+    _act(desk, decisions, asked, table)
     settled = not decisions.starts and not decisions.preempts
     desk.notes.settled, desk.notes.settled_at = (seen if settled else None), desk.clock()
 
@@ -49,10 +51,8 @@ def _table(desk: Desk) -> Table:
     jobs = list(reversed(desk.store.jobs.list(states=[_S.QUEUED, _S.PAUSED, *ACTIVE])))
     queued = [job for job in jobs if job.state is _S.QUEUED]
     unmet = _unmet(desk, queued)
-    plans = {
-        job_id: Admission.model_validate(plan)
-        for job_id, plan in desk.store.jobs.stages_of((job.id for job in jobs), STAGE).items()
-    }
+    plans = desk.plans(jobs)
+    desk.notes.plans = {name: known for name, known in desk.notes.plans.items() if name in plans}
     ready = {job.id: job for job in queued if job.id in plans and job.id in unmet and job.not_before <= desk.clock()}
     nodes = {node.name: node for node in desk.store.nodes.list()}
     running = {job.id: job for job in jobs if _has_a_place(job) and job.node in nodes and job.id in plans}
@@ -67,14 +67,15 @@ def _has_a_place(job: Job) -> bool:
     return job.state is not _S.QUEUED and bool(job.gpu or job.claim)
 
 
-def _act(desk: Desk, decisions: Decisions, table: Table) -> None:
-    starts = {start.job: start for start in decisions.starts}
+def _act(desk: Desk, decisions: Decisions, asked: Question, table: Table) -> None:
+    starts, met = ready(desk, decisions, asked, table)
     waits = {wait.job: wait for wait in decisions.waits}
     preempts = {preempt.job: preempt for preempt in decisions.preempts}
-    ready, running = table.waiting, table.running
-    desk.for_each((ready[name] for name in starts), lambda job: _start(desk, job, starts[job.id], table))
+    waiting, running = table.waiting, table.running
+    starting = [waiting[name] for name in starts]
+    desk.for_each(starting, lambda job: _start(desk, job, starts[job.id], table, met.get(job.id)))
     desk.for_each((running[name] for name in preempts), lambda job: _preempt(desk, job, preempts[job.id]))
-    desk.for_each((ready[name] for name in waits if name in ready), lambda job: _wait(desk, job, waits[job.id]))
+    desk.for_each((waiting[name] for name in waits if name in waiting), lambda job: _wait(desk, job, waits[job.id]))
     _foretell(desk, decisions)
 
 
@@ -89,30 +90,36 @@ def _foretell(desk: Desk, decisions: Decisions) -> None:
 # ---- the answer
 
 
-def _start(desk: Desk, job: Job, start: Start, table: Table) -> None:
+def _start(desk: Desk, job: Job, start: Start, table: Table, met: Meeting | None) -> None:
     if take_in(desk, job):  # an attempt before has searched the batch, and nobody was there: it is planned for it first
         return
     node, plan = table.nodes[start.node], table.plans[job.id]
     claim = f"{job.id}-{secrets.token_hex(4)}"
+    if met is not None:
+        plan = plan.model_copy(update={"beside": Beside(claim=claim, way=met.way)})
+        desk.write_plan(job, plan)
+    words = start.words if met is None else met.words
     # The record first: a start that nobody knows of could happen twice.
     job = desk.move(
-        job, _S.STARTING, "starting", start.words, claim=claim, attempt=job.attempt + 1, node=node.name, gpu=start.gpu
+        job, _S.STARTING, "starting", words, claim=claim, attempt=job.attempt + 1, node=node.name, gpu=start.gpu
     )
     try:
-        desk.runner.start(_order(desk, job, claim, plan, node))
+        desk.runner.start(_order(desk, job, start, plan, node))
     except Unreachable:
         raise  # nobody knows whether it began: the next step looks
     except LazytrainError as error:
         fail(desk, job, Failure.UNKNOWN, Outcome(how="died", code=error.code, message=error.message, hint=error.hint))
 
 
-def _order(desk: Desk, job: Job, claim: str, plan: Admission, node: Node) -> RunOrder:
-    way = plan.ways[node.kind]
+def _order(desk: Desk, job: Job, start: Start, plan: Admission, node: Node) -> RunOrder:
+    way = plan.way(node.kind, job.claim)
+    assert way is not None and job.claim is not None
+    search = wants_search(desk, job, start.option.seconds)
     train = {**job.spec["train"], "batch": plan.batch}
     spec = {**job.spec, "train": train, "output": {**job.spec["output"], "dir": job.run_dir}}
     return RunOrder(
         job=job.id,
-        claim=claim,
+        claim=job.claim,
         attempt=job.attempt,
         spec=spec,
         policy=way.policy,
@@ -122,7 +129,7 @@ def _order(desk: Desk, job: Job, claim: str, plan: Admission, node: Node) -> Run
         gpu=job.gpu or "",
         cpus=max(1.0, node.cpus // max(1.0, node.gpus)),
         host_bytes=int(node.profile.get("host_memory_bytes", 0)),
-        search=search_for(job, node) if wants_search(desk, job) else {},
+        search=search_for(job, node) if search else {},
         tracking=_tracking(desk, job, spec, way.policy, node),
     )
 

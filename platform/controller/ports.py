@@ -33,8 +33,10 @@ class Config:
     """How long a run may take to the end of its step and to give its GPU up; after that it saves and leaves."""
     inspect_every_s: float = 10.0
     """How often nodes are asked what uses their GPUs."""
-    search_batch: bool = False
+    search_batch: bool = True
     """Whether a job that leaves its batch open measures it on its node first; else the planner's prediction holds."""
+    search_from_s: float = 1800.0
+    """Only a job that is expected to run for this long does: four probes may take minutes."""
     head: NodeReport = field(default_factory=lambda: NodeReport(versions={}))
     """What nodes must have: the head's versions, and the token in ``token_file``."""
     token_file: Path = Path("token")

@@ -91,7 +91,7 @@ def _share_left(job: Job, plan: Admission) -> float:
 def _running(desk: Desk, job: Job, table: Table) -> RunningJob:
     assert job.node is not None
     plan = table.plans[job.id]
-    way = plan.ways.get(table.nodes[job.node].kind) or next(iter(plan.ways.values()))
+    way = plan.way(table.nodes[job.node].kind, job.claim) or next(iter(plan.ways.values()))
     option = _option(way.option, 1.0)
     look = desk.notes.looks.get(job.claim or "")
     seconds_per_step = (look.step_s if look else 0.0) or (option.seconds - option.startup_s) / plan.steps

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..admission import STAGE, Admission, Way
+from ..admission import Way
 from ..artifacts import JobFiles, read_json
 from ..store import Job, Node
 from .admission import LESS
 from .desk import Desk
 
 
-def wants_search(desk: Desk, job: Job) -> bool:
-    """Whether the job leaves its batch open and nobody has measured it; preference pairs are not measured."""
+def wants_search(desk: Desk, job: Job, seconds: float) -> bool:
+    """Whether the job measures its batch first, on the GPU that it gets: where it leaves its batch open, nobody has
+    measured it, and it would train for much longer than measuring takes.
+
+    Preference pairs are not measured. A job that has failed before goes by the plan's batch: it shall not fail for a
+    measurement once more.
+    """
     train = job.spec.get("train", {})
     open_ended = train.get("batch", "auto") == "auto" and train.get("objective", "sft") == "sft"
-    if not desk.config.search_batch or not open_ended or job.outcome.get("step"):
+    worth_it = desk.config.search_batch and seconds >= desk.config.search_from_s
+    if not (open_ended and worth_it) or job.outcome.get("step") or job.infra_failures or job.user_failures:
         return False
     return "trials" not in (desk.store.jobs.stages(job.id).get("batch") or {})
 
@@ -30,20 +36,25 @@ def take_in(desk: Desk, job: Job) -> bool:
 
     Plans for other kinds of node are for another batch: they are made again when the job needs a place once more.
     """
-    stages = desk.store.jobs.stages(job.id)
-    if "trials" in (stages.get("batch") or {}) or STAGE not in stages:
+    plan = desk.plans([job]).get(job.id)
+    if plan is None or "trials" in (desk.store.jobs.stages(job.id).get("batch") or {}):
         return False
     found = read_json(JobFiles(job.run_dir).batch)
     if found is None or not JobFiles(job.run_dir).belongs_to(job.id):
         return False
-    plan = Admission.model_validate(stages[STAGE])
     way = Way.model_validate(found["way"])
     changed = plan.model_copy(
-        update={"batch": found["batch"], "steps": found["steps"], "ways": {found["kind"]: way}, "limits": {}}
+        update={
+            "batch": found["batch"],
+            "steps": found["steps"],
+            "ways": {found["kind"]: way},
+            "limits": {},
+            "beside": None,
+        }
     )
     now = desk.clock()
     frozen = {name: found[name] for name in ("batch", "steps", "kind", "trials")}
     # The plan first: if this is cut off in between, it is done again.
-    desk.store.jobs.finish_stage(job, STAGE, changed.model_dump(mode="json"), now, desk.lease, again=True)
+    desk.write_plan(job, changed)
     desk.store.jobs.finish_stage(job, "batch", frozen, now, desk.lease, again=True)
     return True

@@ -155,6 +155,12 @@ class JobStore:
         with self._db.read() as session:
             return {row.job: row.output for row in session.scalars(query)}
 
+    def stage_times(self, job_ids: Iterable[str], name: str) -> dict[str, float]:
+        """When the stage ``name`` was done, for each of the jobs that have it done."""
+        query = select(StageRow.job, StageRow.done_at).where(StageRow.name == name, StageRow.job.in_(list(job_ids)))
+        with self._db.read() as session:
+            return {row.job: row.done_at for row in session.execute(query)}
+
     def changes(self, since: float) -> Sequence[Change]:
         """Every change of a state at or after ``since``, of all jobs, in the order in which they happened."""
         query = (

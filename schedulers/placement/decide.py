@@ -64,6 +64,7 @@ def decide(question: Question, *, seconds: float = 1.0) -> Decisions:
         waits=tuple(_waits(table, ordered, after, served)),
         running_end_s=_running_ends(table),
         solver=_report(table, time.monotonic() - begun),
+        crowded=frozenset(node for node, placed in table.placed.items() if placed and table.slowed(node)),
     )
 
 

@@ -107,3 +107,5 @@ class Decisions:
     running_end_s: dict[str, float]
     """When each running job is expected to end, by id."""
     solver: SolverReport
+    crowded: frozenset[str] = frozenset()
+    """Nodes where jobs start whose links are asked for more than they have: plans made for what each gets do better."""

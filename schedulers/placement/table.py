@@ -16,6 +16,8 @@ from .sharing import speeds
 
 WINDOW: Final = 24
 """Fewest jobs of one priority that the solver looks at for each kind of GPU; with many free GPUs three for each."""
+SLOWED: Final = 0.99
+"""Share of its own speed below which it is worth it to plan a job for what its neighbours leave."""
 _LARGEST: Final = 10_000.0
 _MIB: Final = 1 << 20
 
@@ -128,6 +130,10 @@ class Table:
         jobs += [(placed.option, placed.gpu.pcie_root) for placed in self.placed[node]]
         names = [job.id for job in running] + [placed.job.id for placed in self.placed[node]]
         return dict(zip(names, speeds(jobs, ledger.node), strict=True))
+
+    def slowed(self, node: str) -> bool:
+        """Whether some job on the node will be clearly below its own speed once the starts run."""
+        return min(self.speeds(node).values(), default=1.0) < SLOWED
 
     def fill(
         self, jobs: Sequence[WaitingJob], expected: Mapping[str, Expected], *, seconds: float, effort: float

@@ -4,7 +4,7 @@
 
 Two processes train a Llama each, on emulated GPUs under one PCIe root: both take their turns on one emulated link in
 each direction, a chunk at a time, as two DMA engines do. Where the two ask for more than the link gives, both slow
-down. `lazytrain.schedulers.options.plan_together` plans the pair and says how fast each will be; ``reached`` is
+down. `lazytrain.schedulers.together.plan_together` plans the pair and says how fast each will be; ``reached`` is
 measured over promised tokens per second. ``worst`` is the lowest of all: the promise is kept from 0.9 on.
 
 Each job has one core of its own, which also does what a real node's CPU does beside the GPU. Compute is calibrated
@@ -39,9 +39,10 @@ from lazytrain.jobs.optim import HybridAdamW
 from lazytrain.jobs.policy import lower
 from lazytrain.schedulers.baselines import keep_all, megatrain
 from lazytrain.schedulers.hardware import HardwareProfile
-from lazytrain.schedulers.options import Planned, plan_together
+from lazytrain.schedulers.options import Planned
 from lazytrain.schedulers.placement import Gpu, NodeState
 from lazytrain.schedulers.planner import plan
+from lazytrain.schedulers.together import plan_together
 
 CHUNK_BYTES = 64 << 10
 WARM_UP_S = 1.0

@@ -33,6 +33,7 @@ class Run:
     beat: int = 0
     step: int = 0
     step_s: float = 0.0
+    doing: str = ""
     outcome: Outcome | None = None
     asked_to_stop: int = 0
     ignores_stop: bool = False
@@ -83,7 +84,7 @@ class FakeRunner:
         run = self.all.get(claim)
         if run is None:
             return Look(Phase.ABSENT)
-        return Look(run.phase, run.beat, run.step, 100, run.step_s, run.outcome)
+        return Look(run.phase, run.beat, run.step, 100, run.step_s, run.outcome, run.doing)
 
     def stop(self, claim: str, run_dir: Path) -> None:
         run = self.all.get(claim)
@@ -122,7 +123,7 @@ class FakePlanner:
 
     answers: dict[str, Admission | LazytrainError] = field(default_factory=dict)
     asked: list[AdmissionOrder] = field(default_factory=list)
-    ready: dict[str, Admission | LazytrainError] = field(default_factory=dict)
+    waiting: dict[str, AdmissionOrder] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     memory_bytes: int = 1 << 30
     """What each job needs of its node."""
@@ -132,11 +133,9 @@ class FakePlanner:
     """Tokens per second by kind of node, 100 where it is not given."""
 
     def submit(self, order: AdmissionOrder) -> None:
-        if order.job in self.ready:
-            return
-        self.asked.append(order)
-        if order.spec["name"] not in self.silent:
-            self.ready[order.job] = self.answers.get(order.spec["name"]) or self._planned(order)
+        if order.job not in self.waiting:
+            self.asked.append(order)
+        self.waiting[order.job] = order
 
     def _planned(self, order: AdmissionOrder) -> Admission:
         found = admission(*order.profiles, host_bytes=self.memory_bytes)
@@ -145,8 +144,9 @@ class FakePlanner:
         return found
 
     def results(self) -> dict[str, Admission | LazytrainError]:
-        found, self.ready = self.ready, {}
-        return found
+        done = [order for order in self.waiting.values() if order.spec["name"] not in self.silent]
+        self.waiting = {name: order for name, order in self.waiting.items() if order not in done}
+        return {order.job: self.answers.get(order.spec["name"]) or self._planned(order) for order in done}
 
     def close(self) -> None:
         pass
@@ -222,7 +222,7 @@ class World:
         """What starts after the one before was killed: nothing that one knew is left but the store."""
         self.controllers += 1
         self.now += self.config.lease_s
-        self.planner.ready = {}
+        self.planner.waiting = {}
         name = f"controller-{self.controllers}"
         self.controller = Controller(
             name, self.store, self.runner, self.planner, self._decide, self.config, lambda: self.now

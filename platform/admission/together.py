@@ -1,0 +1,84 @@
+"""Planning jobs for the node that they are about to share with others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...jobs.data import prepare
+from ...jobs.errors import DoesNotFit
+from ...jobs.spec import JobSpec
+from ...schedulers.best_batch import Tried
+from ...schedulers.hardware import HardwareProfile
+from ...schedulers.options import Planned
+from ...schedulers.placement import Gpu, NodeState, Option
+from ...schedulers.planner import Plan
+from ...schedulers.together import plan_together
+from ..planning import load_tokenizer
+from .plan_job import JobPlans
+from .values import AdmissionOrder, Way
+
+
+@dataclass(frozen=True)
+class _Starting:
+    """A job that is about to start."""
+
+    plans: JobPlans
+    batch: int
+    host_bytes: int
+    """Host memory that its plan may take, as much as when it was let in."""
+
+    def on(self, profile: HardwareProfile) -> Planned:
+        """Planned for a machine with these links and no more than this memory."""
+        memory = min(profile.host_memory_bytes, self.host_bytes)
+        try:
+            tried = self.plans.best_on(profile.model_copy(update={"host_memory_bytes": memory}), self.batch)
+        except DoesNotFit:
+            return self.plans.facts(1), Plan(feasible=False)
+        return self.plans.facts(tried.micro_batch), tried.answer
+
+    def way(self, kind: str, profile: HardwareProfile, planned: Planned) -> Way:
+        """What placement and the run need of the plan."""
+        facts, answer = planned
+        tried = Tried(facts.micro_batch, self.batch // facts.micro_batch, answer)
+        return self.plans.way(kind, profile, tried, self.batch)
+
+
+def plan_beside(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Plan jobs that start on one node, together and beside those that run there.
+
+    ``asked`` holds the node's ``profile`` (fields of `HardwareProfile`) and its ``node`` (fields of `NodeState`); the
+    ``starting`` jobs with their ``spec``, ``cache``, ``memory_share``, ``batch``, the ``host_bytes`` of their plans for
+    a node of their own, and the PCIe ``root`` of their GPU; and ``beside``, the ``option`` and ``root`` of those that
+    run. The answer has a `Way` for each starting job in ``ways``, and in ``tokens_per_s`` what it reaches beside the
+    others; neither has anything where plans made together do not fit, so that those made alone have to do.
+    """
+    profile, node = HardwareProfile.model_validate(asked["profile"]), _node(asked["node"])
+    starting = [_starting(job, node) for job in asked["starting"]]
+    joint = plan_together(
+        [job.on for job in starting],
+        profile,
+        node,
+        [job["root"] for job in asked["starting"]],
+        [(Option(**job["option"]), job["root"]) for job in asked["beside"]],
+    )
+    if not joint.feasible:
+        return {"ways": [], "tokens_per_s": []}
+    ways = [job.way(node.kind, profile, planned) for job, planned in zip(starting, joint.planned, strict=True)]
+    return {"ways": [way.model_dump(mode="json") for way in ways], "tokens_per_s": list(joint.tokens_per_s)}
+
+
+def _starting(job: Mapping[str, Any], node: NodeState) -> _Starting:
+    order = AdmissionOrder(
+        job="", spec=job["spec"], profiles={}, cache=job["cache"], memory_share=job["memory_share"], batch=job["batch"]
+    )
+    spec = JobSpec.model_validate(order.spec)
+    rows = prepare(spec.data, load_tokenizer(spec), cache=order.cache)
+    part = node.host_bytes // max(1, len(node.gpus))
+    return _Starting(JobPlans(spec, order, rows), job["batch"], part if job["host_bytes"] <= part else node.host_bytes)
+
+
+def _node(fields: Mapping[str, Any]) -> NodeState:
+    state = NodeState(**{**fields, "gpus": ()})
+    return replace(state, gpus=tuple(Gpu(**gpu) for gpu in fields["gpus"]))
