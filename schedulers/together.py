@@ -1,19 +1,29 @@
 """The plans of jobs that share a node, solved together.
 
-joint = plan_together([plan_first, plan_second], profile, node, ["root 0", "root 0"], beside=[(running, "root 1")])
+joint = plan_together([plan_first, plan_second], [profile] * 2, node, ["root 0", "root 0"], beside=[(option, "root 1")])
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
+from ..jobs.model_facts import ModelFacts
+from ..jobs.policy import lower
+from .costs import LINK_RATES
 from .demand import demand
 from .hardware import HardwareProfile
 from .options import Planned, PlanOn, option
 from .placement.question import NodeState, Option
 from .placement.sharing import Link, capacities, demands_of, progressive_filling
+from .planner import Plan
+from .simulator.predict import step_seconds
 
+_DRAM: Final[Link] = ("dram", "")
+_ROUNDS: Final = 6
+_UNHINDERED: Final = 0.999
+"""Share of its speed alone from which nothing is to be gained for a job."""
 Neighbour = tuple[Option, str]
 """A job that runs already and keeps its plan, and the PCIe root of its GPU."""
 
@@ -24,7 +34,8 @@ class Joint:
 
     planned: tuple[Planned, ...]
     speeds: tuple[float, ...]
-    """Share of its plan's predicted speed that each reaches beside the others; 0 where one of them does not fit."""
+    """Share of its plan's predicted speed that each reaches beside the others; 0 where one of them does not fit. Above
+    1 for a plan that was made for slower links than it gets."""
     beside: tuple[float, ...] = ()
     """The same of the neighbours that run already."""
 
@@ -44,39 +55,38 @@ class Joint:
 
 def plan_together(
     jobs: Sequence[PlanOn],
-    profile: HardwareProfile,
+    machines: Sequence[HardwareProfile],
     node: NodeState,
     roots: Sequence[str],
     beside: Sequence[Neighbour] = (),
 ) -> Joint:
     """The plans of jobs that run on one node at the same time, solved together.
 
-    Job k, planned by ``jobs[k]``, gets a GPU of ``node`` under the PCIe root ``roots[k]``; ``profile`` is that GPU with
-    what the whole node has. Each is planned as if alone. Where host memory or NVMe are too small for all of them, each
-    is planned again for its part, as much as it would take alone: those that can then recompute or move less. Where a
-    link (host memory bandwidth, a PCIe root, NVMe) is overfull, each is planned once more for the bandwidth that is its
-    fair part, which often moves fewer bytes; what does better is taken, the plans whose worst job, as a share of its
+    Job k, planned by ``jobs[k]``, gets a GPU of ``node`` under the PCIe root ``roots[k]``; ``machines[k]`` is that GPU
+    with what the whole node has. Each is planned as if alone. Where host memory or NVMe are too small for all of them,
+    each is planned again for its part, as much as it would take alone: those that can then recompute or move less.
+    Where a link (host memory bandwidth, a PCIe root, NVMe) is overfull, each is planned once more for the bandwidth
+    that it gets, which often moves fewer bytes; what does better is taken, the plans whose worst job, as a share of its
     speed alone, is faster; jobs ``beside`` them count too, but keep the plans and the memory that they have. Where jobs
     do not fit beside each other, plans without a policy say why, and no job has a speed. ``jobs`` may raise what `plan`
     raises.
     """
-    alone = [plan_on(profile) for plan_on in jobs]
+    alone = [plan_on(machine) for plan_on, machine in zip(jobs, machines, strict=True)]
     if not all(answer.feasible for _, answer in alone):
         return _unfit(alone, beside)
     best_alone = [answer.predicted.tokens_per_s if answer.predicted else 0.0 for _, answer in alone]
-    parts = [_memory_part(profile, node, place, alone, beside) for place in range(len(jobs))]
-    if parts != [profile] * len(jobs):
-        alone = _plan_each(jobs, parts)
-    fitting = _together(alone, node, roots, beside)
-    if not fitting.feasible or min((*fitting.speeds, *fitting.beside), default=1.0) >= 1.0:
+    parts = [_memory_part(machine, node, place, alone, beside) for place, machine in enumerate(machines)]
+    if parts != list(machines):
+        alone = [plan_on(part) for plan_on, part in zip(jobs, parts, strict=True)]
+    fitting, seen = _together(alone, machines, node, roots, beside)
+    if not fitting.feasible or min((*fitting.speeds, *fitting.beside), default=1.0) >= _UNHINDERED:
         return fitting
-    narrowed = [_narrow(part, node, roots, place, alone, beside) for place, part in enumerate(parts)]
-    again = _together(_plan_each(jobs, narrowed), node, roots, beside)
+    demands = _demands(alone, node, roots, beside)
+    both = enumerate(zip(parts, seen, strict=True))
+    narrowed = [_narrow(part, as_seen, place, demands, node) for place, (part, as_seen) in both]
+    replanned = [plan_on(machine) for plan_on, machine in zip(jobs, narrowed, strict=True)]
+    again, _ = _together(replanned, machines, node, roots, beside)
     return max(fitting, again, key=lambda joint: _worst(joint, best_alone)) if again.feasible else fitting
-
-
-def _plan_each(jobs: Sequence[PlanOn], profiles: Sequence[HardwareProfile]) -> list[Planned]:
-    return [plan_on(profile) for plan_on, profile in zip(jobs, profiles, strict=True)]
 
 
 def _unfit(planned: Sequence[Planned], beside: Sequence[Neighbour]) -> Joint:
@@ -84,7 +94,7 @@ def _unfit(planned: Sequence[Planned], beside: Sequence[Neighbour]) -> Joint:
 
 
 def _memory_part(
-    profile: HardwareProfile, node: NodeState, place: int, planned: Sequence[Planned], beside: Sequence[Neighbour]
+    machine: HardwareProfile, node: NodeState, place: int, planned: Sequence[Planned], beside: Sequence[Neighbour]
 ) -> HardwareProfile:
     """The machine with job ``place``'s part of the memories that are too small for what all would take alone."""
     taken = [
@@ -101,7 +111,7 @@ def _memory_part(
         wanted = sum(job[name] for job in taken)
         if wanted > there_is:
             changes[name] = max(0, there_is) * taken[place][name] // wanted
-    return profile.model_copy(update=changes)
+    return machine.model_copy(update=changes)
 
 
 def _worst(joint: Joint, best_alone: Sequence[float]) -> float:
@@ -121,38 +131,107 @@ def _demands(
     return asked + [demands_of(neighbour, root) for neighbour, root in beside]
 
 
-def _together(planned: Sequence[Planned], node: NodeState, roots: Sequence[str], beside: Sequence[Neighbour]) -> Joint:
+def _together(
+    planned: Sequence[Planned],
+    machines: Sequence[HardwareProfile],
+    node: NodeState,
+    roots: Sequence[str],
+    beside: Sequence[Neighbour],
+) -> tuple[Joint, list[HardwareProfile]]:
+    """How fast these plans are beside each other, and each job's machine with the links as it sees them then.
+
+    The links are shared in turns: who uses one while others do has an equal part of it. So a job's transfers take
+    1 + n times as long, n being how many others are at it on average, and its step what the simulator says of that;
+    longer transfers keep the link busy for longer, hence the rounds. Host memory, which every operation of the CPU and
+    every transfer passes, is shared as placement counts it.
+    """
     if not all(answer.feasible for _, answer in planned):
-        return _unfit(planned, beside)
+        return _unfit(planned, beside), list(machines)
     every_root = [*roots, *(root for _, root in beside)]
-    reached = progressive_filling(_demands(planned, node, roots, beside), capacities(node, every_root))
-    return Joint(tuple(planned), tuple(reached[: len(planned)]), tuple(reached[len(planned) :]))
+    demands, capacity = _demands(planned, node, roots, beside), capacities(node, every_root)
+    fluid = progressive_filling(demands, capacity)
+    memory = progressive_filling([{_DRAM: each.get(_DRAM, 0.0)} for each in demands], capacity)
+    runs = [_Run(answer, facts, machine, root) for (facts, answer), machine, root in
+            zip(planned, machines, roots, strict=True)]  # fmt: skip
+    users: list[_Run | _Fixed] = [*runs]
+    for each, speed in zip(demands[len(runs) :], fluid[len(runs) :], strict=True):
+        users.append(_Fixed({link: rate * speed for link, rate in each.items()}))
+    for _ in range(_ROUNDS):
+        busy = [user.busy for user in users]
+        for place, user in enumerate(users):
+            user.share(capacity, [each for other, each in enumerate(busy) if other != place])
+    speeds = [min(run.speed, share) for run, share in zip(runs, memory, strict=False)]
+    return Joint(tuple(planned), tuple(speeds), tuple(fluid[len(runs) :])), [run.machine for run in runs]
+
+
+class _Fixed:
+    """A job of which only what it asks of links is known, bytes per second at the speed that it has."""
+
+    def __init__(self, rates: Mapping[Link, float]) -> None:
+        self._rates = rates
+        self.busy: dict[Link, float] = {}
+        """Share of the time for which it is on each link."""
+
+    def share(self, capacity: Mapping[Link, float], others: Sequence[Mapping[Link, float]]) -> None:
+        """As `_Run.share`."""
+        there = {link: 1.0 + sum(other.get(link, 0.0) for other in others) for link in self._rates}
+        self.busy = {link: min(1.0, there[link] * rate / capacity[link]) for link, rate in self._rates.items()}
+
+
+class _Run:
+    """A job by its plan on links that others use too."""
+
+    def __init__(self, answer: Plan, facts: ModelFacts, machine: HardwareProfile, root: str) -> None:
+        assert answer.policy is not None and answer.predicted is not None
+        self._program, self._facts = lower(answer.policy, facts), facts
+        self._own, self.machine, self._root = machine, machine, root
+        self._promised_s = answer.predicted.step_s
+        self._moved = {
+            stream: sum(op.bytes for op in self._program.ops if op.stream == stream) for stream in LINK_RATES
+        }
+        self._step_s = step_seconds(self._program, facts, machine)
+
+    @property
+    def speed(self) -> float:
+        """Share of its plan's promise."""
+        return self._promised_s / self._step_s
+
+    @property
+    def busy(self) -> dict[Link, float]:
+        """Share of the time for which it is on each link."""
+        return {
+            self._link(stream): min(1.0, moved / getattr(self.machine, LINK_RATES[stream]) / self._step_s)
+            for stream, moved in self._moved.items()
+        }
+
+    def share(self, capacity: Mapping[Link, float], others: Sequence[Mapping[Link, float]]) -> None:
+        """See the links as they are beside others which are on them for these shares of the time."""
+        rates = {}
+        for stream, field in LINK_RATES.items():
+            link = self._link(stream)
+            there = sum(other.get(link, 0.0) for other in others)
+            rates[field] = min(getattr(self._own, field), capacity[link] / (1.0 + there))
+        self.machine = self._own.model_copy(update=rates)
+        self._step_s = step_seconds(self._program, self._facts, self.machine)
+
+    def _link(self, stream: str) -> Link:
+        return (stream, self._root if stream in ("h2d", "d2h") else "")
 
 
 def _narrow(
-    profile: HardwareProfile,
-    node: NodeState,
-    roots: Sequence[str],
+    part: HardwareProfile,
+    as_seen: HardwareProfile,
     place: int,
-    planned: Sequence[Planned],
-    beside: Sequence[Neighbour],
+    demands: Sequence[Mapping[Link, float]],
+    node: NodeState,
 ) -> HardwareProfile:
-    """The machine as job ``place`` sees it when the others take what they were planned to, or their equal part."""
-    demands = _demands(planned, node, roots, beside)
-    left = {
-        link: max(capacity / max(1, users), capacity - others)
-        for link, capacity in capacities(node, roots).items()
-        for others, users in [_others(demands, link, place)]
-    }
-    rates = {
-        "host_bytes_s": min(profile.host_bytes_s, left["dram", ""]),
-        "h2d_bytes_s": min(profile.h2d_bytes_s, left["h2d", roots[place]]),
-        "d2h_bytes_s": min(profile.d2h_bytes_s, left["d2h", roots[place]]),
-        "nvme_read_bytes_s": min(profile.nvme_read_bytes_s, left["nvme_read", ""]),
-        "nvme_write_bytes_s": min(profile.nvme_write_bytes_s, left["nvme_write", ""]),
-    }
-    updates = profile.update_parameters_s * rates["host_bytes_s"] / profile.host_bytes_s
-    return profile.model_copy(update={**rates, "update_parameters_s": updates})
+    """The machine as job ``place`` sees it beside the others, with the host memory bandwidth that they leave it: what
+    they were planned to, or its equal part."""
+    others, users = _others(demands, _DRAM, place)
+    dram = min(part.host_bytes_s, max(node.dram_bytes_s / max(1, users), node.dram_bytes_s - others))
+    rates: dict[str, Any] = {field: getattr(as_seen, field) for field in LINK_RATES.values()}
+    updates = part.update_parameters_s * dram / part.host_bytes_s
+    return part.model_copy(update={**rates, "host_bytes_s": dram, "update_parameters_s": updates})
 
 
 def _others(demands: Sequence[Mapping[Link, float]], link: Link, place: int) -> tuple[float, int]:

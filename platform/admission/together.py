@@ -58,7 +58,7 @@ def plan_beside(asked: Mapping[str, Any]) -> dict[str, Any]:
     starting = [_starting(job, node) for job in asked["starting"]]
     joint = plan_together(
         [job.on for job in starting],
-        profile,
+        [profile] * len(starting),
         node,
         [job["root"] for job in asked["starting"]],
         [(Option(**job["option"]), job["root"]) for job in asked["beside"]],

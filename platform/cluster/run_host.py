@@ -7,7 +7,6 @@ import select
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..artifacts import AttemptFiles, JobFiles, read_json, write_json
-from ..supervisor import Process
+from .hold import Hold, start_time
 from .local import NAMESPACE
 from .runs import RunOrder
 
@@ -29,31 +28,6 @@ _TRAIN, _SEARCH = "lazytrain.platform.cluster.run_process", "lazytrain.platform.
 _LOOK_EVERY_S = 0.2
 LOST = 70
 """Exit code of a host whose hold on the GPU was taken from it."""
-
-
-class Hold:
-    """Holds a GPU and cores, and does nothing else.
-
-    Detached, because Ray may end what belongs to a controller that has ended; it watches over its owner's process
-    itself, which is on the same node, so that it never outlives it.
-    """
-
-    def __init__(self, pid: int, started: str) -> None:
-        self._owner = Process(pid, started)
-        threading.Thread(target=self._leave_with_it, daemon=True).start()
-
-    def there(self) -> int:
-        """Number of its process, once Ray has found the place."""
-        return os.getpid()
-
-    def hold(self) -> None:
-        """Never return: whoever waits for this is told by Ray when the actor has died."""
-        threading.Event().wait()
-
-    def _leave_with_it(self) -> None:
-        while self._owner.alive:
-            time.sleep(_LOOK_EVERY_S)
-        os._exit(0)
 
 
 class RunHost:
@@ -135,8 +109,7 @@ class RunHost:
                     max_restarts=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
                 )
-                mine = Process.of(os.getpid())
-                actor = hold.remote(os.getpid(), mine.started if mine is not None else "")
+                actor = hold.remote(os.getpid(), start_time(os.getpid()))
                 self._hold_pid = int(ray.get(actor.there.remote()))
                 self._hold, self._held = actor, actor.hold.remote()
 

@@ -7,8 +7,9 @@ each direction, a chunk at a time, as two DMA engines do. Where the two ask for 
 down. `lazytrain.schedulers.together.plan_together` plans the pair and says how fast each will be; ``reached`` is
 measured over promised tokens per second. ``worst`` is the lowest of all: the promise is kept from 0.9 on.
 
-Each job has one core of its own, which also does what a real node's CPU does beside the GPU. Compute is calibrated
-while both train, each with a link of its own, because two cores slow each other down and two GPUs do not.
+Each job has one core of its own, which also does what a real node's CPU does beside the GPU. Compute is calibrated by
+steps in which both train, each with a link of its own and by the plan that it would have alone, because two cores slow
+each other down and two GPUs do not. What is left to be wrong is what the jobs share: the links.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from typing import Any
@@ -36,7 +38,8 @@ from lazytrain.jobs.executor import Emulated, stream
 from lazytrain.jobs.executor.devices.base import ThreadStream
 from lazytrain.jobs.introspect import model_facts
 from lazytrain.jobs.optim import HybridAdamW
-from lazytrain.jobs.policy import lower
+from lazytrain.jobs.policy import Policy, lower
+from lazytrain.platform.planning import Observation, calibrate
 from lazytrain.schedulers.baselines import keep_all, megatrain
 from lazytrain.schedulers.hardware import HardwareProfile
 from lazytrain.schedulers.options import Planned
@@ -85,9 +88,8 @@ class SharedLink:
         self._free_at = context.Value("d", 0.0)
         self._bytes_per_s = bytes_per_s
 
-    def take(self, nbytes: int) -> None:
-        """Returns when as many bytes have passed."""
-        ends = time.perf_counter()  # the same clock in all processes
+    def take(self, nbytes: int, ends: float) -> None:
+        """Returns when as many bytes have passed that began at ``ends``, by the clock that all processes have."""
         while nbytes > 0:
             chunk = min(nbytes, CHUNK_BYTES)
             nbytes -= chunk
@@ -104,7 +106,7 @@ def use_shared(links: dict[str, SharedLink]) -> None:
         start = time.perf_counter()
         work()
         if self.name in links and nbytes:
-            links[self.name].take(nbytes)
+            links[self.name].take(nbytes, start)
         self._recorder.add(name, self.name, start, nbytes)
 
     ThreadStream._do = do  # type: ignore[method-assign]
@@ -128,7 +130,7 @@ def prepare(job: Job, base: HardwareProfile, load_over_forward: float, rate: flo
 
 
 def child(place: int, job: Job, prepared_as: tuple[HardwareProfile, float], pipe: Connection, links: Any) -> None:
-    """Calibrate, hand over the profile, get a policy, train, hand over the rate."""
+    """Calibrate and hand over the profile; then train by a policy, hand over the rate, and again on shared links."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[place % len(os.sched_getaffinity(0))]})
     torch.set_num_threads(1)
     torch.manual_seed(place)
@@ -136,12 +138,17 @@ def child(place: int, job: Job, prepared_as: tuple[HardwareProfile, float], pipe
     case = prepare(job, base, 1.0, rate)
     pipe.send("ready")
     pipe.recv()
-    profile, _ = calibrated(case)
-    pipe.send(profile)
+    pipe.send(calibrated(case)[0])
+    own = {name: SharedLink(mp.get_context("spawn"), rate) for name in links}
+    for wires in (own, links):
+        use_shared(wires)
+        pipe.send(train(case, pipe))
+
+
+def train(case: Prepared, pipe: Connection) -> tuple[float, int]:
+    """Tokens per second, and the steps that were counted."""
     policy, budget, seconds = pipe.recv()
-    use_shared(links)
-    device = Emulated(memory_bytes=budget)
-    optimizer = HybridAdamW(lr=1e-4, max_grad_norm=1.0)
+    device, optimizer = Emulated(memory_bytes=budget), HybridAdamW(lr=1e-4, max_grad_norm=1.0)
     with stream(make_model(case.model), policy, device=device, optimizer=optimizer, facts=case.facts) as streamed:
         step(streamed, case)
         pipe.send("ready")
@@ -154,65 +161,86 @@ def child(place: int, job: Job, prepared_as: tuple[HardwareProfile, float], pipe
     # Both train from before the first of these steps until after the last.
     counted = [end for end in ends if WARM_UP_S <= end <= seconds + WARM_UP_S]
     steps = len(counted) - 1
-    pipe.send((case.facts.tokens * steps / (counted[-1] - counted[0]), steps))
+    return case.facts.tokens * steps / (counted[-1] - counted[0]), steps
+
+
+class Bench:
+    """Two processes with a job each, until `close`."""
+
+    def __init__(self, pair: Pair, base: HardwareProfile) -> None:
+        context = mp.get_context("spawn")
+        self.cases = [prepare(job, base, pair.load_over_forward, None) for job in pair.jobs]
+        self.rate = self.cases[0].profile.h2d_bytes_s
+        self.budgets = [_budget(case, job) for case, job in zip(self.cases, pair.jobs, strict=True)]
+        links = {name: SharedLink(context, self.rate) for name in ("h2d", "d2h")}
+        self._pipes, self._processes = [], []
+        for place, job in enumerate(pair.jobs):
+            ours, theirs = context.Pipe()
+            arguments = (place, job, (base, self.rate), theirs, links)
+            process = context.Process(target=child, args=arguments, daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._both_go_on()
+        self.profiles = [pipe.recv() for pipe in self._pipes]
+
+    def plan_on(self, place: int, machine: HardwareProfile) -> Planned:
+        """The job's plan within its budget."""
+        facts = self.cases[place].facts
+        return facts, plan(facts, machine, gpu_memory=self.budgets[place], solve_seconds=2)
+
+    def run(self, policies: Sequence[Policy | None], seconds: float) -> list[tuple[float, int]]:
+        """Both train by these policies at the same time; tokens per second and steps of each."""
+        for pipe, policy, budget in zip(self._pipes, policies, self.budgets, strict=True):
+            pipe.send((policy, budget, seconds))
+        self._both_go_on()
+        return [pipe.recv() for pipe in self._pipes]
+
+    def calibrate(self, seconds: float) -> None:
+        """Let predictions of compute be those of jobs that share no link: what else they share, a server would not."""
+        alone = [self.plan_on(place, profile)[1].policy for place, profile in enumerate(self.profiles)]
+        for place, (tokens_per_s, _) in enumerate(self.run(alone, seconds)):
+            facts, policy = self.cases[place].facts, alone[place]
+            assert policy is not None
+            seen = Observation(facts, policy, facts.tokens / tokens_per_s)
+            self.profiles[place] = calibrate(self.profiles[place], [seen])
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.join(30)
+
+    def _both_go_on(self) -> None:
+        for pipe in self._pipes:
+            assert pipe.recv() == "ready"
+        for pipe in self._pipes:
+            pipe.send("go")
 
 
 def measure(pair: Pair, base: HardwareProfile, seconds: float) -> dict[str, Any]:
     """Promised and reached of both jobs."""
-    context = mp.get_context("spawn")
-    prepared = [prepare(job, base, pair.load_over_forward, None) for job in pair.jobs]
-    rate = prepared[0].profile.h2d_bytes_s
-    links = {name: SharedLink(context, rate) for name in ("h2d", "d2h")}
-    pipes, processes = [], []
-    for place, job in enumerate(pair.jobs):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=child, args=(place, job, (base, rate), theirs, links), daemon=True)
-        process.start()
-        pipes.append(ours)
-        processes.append(process)
-    _both_go_on(pipes)
-    profiles = [pipe.recv() for pipe in pipes]
-    budgets = [_budget(case, job) for case, job in zip(prepared, pair.jobs, strict=True)]
-
-    def plan_on(place: int, given: HardwareProfile) -> Planned:
-        """The job's own compute on the links that are given; a rate above what was measured is no news."""
-        own = profiles[place]
-        rates = {link: min(getattr(own, link), getattr(given, link)) for link in LINKS}
-        facts = prepared[place].facts
-        return facts, plan(facts, own.model_copy(update=rates), gpu_memory=budgets[place], solve_seconds=2)
-
+    bench = Bench(pair, base)
+    bench.calibrate(seconds / 2)
     node = NodeState(
         name="node", kind="here", gpus=(Gpu(id="0", pcie_root="r"), Gpu(id="1", pcie_root="r")), host_bytes=1 << 40,
-        pcie_bytes_s=rate,
+        pcie_bytes_s=bench.rate,
     )  # fmt: skip
     joint = plan_together(
-        [lambda given, place=place: plan_on(place, given) for place in (0, 1)],
-        base.model_copy(update=dict.fromkeys(LINKS, rate)),
+        [partial(bench.plan_on, place) for place in (0, 1)],
+        bench.profiles,
         node,
         ["r", "r"],
     )
-    for pipe, (_, answer), budget in zip(pipes, joint.planned, budgets, strict=True):
-        pipe.send((answer.policy, budget, seconds))
-    _both_go_on(pipes)
-    reached = [pipe.recv() for pipe in pipes]
-    for process in processes:
-        process.join(30)
+    reached = bench.run([answer.policy for _, answer in joint.planned], seconds)
+    bench.close()
     return {
         "pair": pair.name,
-        "link_bytes_s": rate,
+        "link_bytes_s": bench.rate,
         "shares": joint.speeds,
         "promised_tokens_per_s": joint.tokens_per_s,
         "reached_tokens_per_s": [tokens_per_s for tokens_per_s, _ in reached],
         "steps": [steps for _, steps in reached],
         "reached": [got / promised for (got, _), promised in zip(reached, joint.tokens_per_s, strict=True)],
     }
-
-
-def _both_go_on(pipes: Sequence[Connection]) -> None:
-    for pipe in pipes:
-        assert pipe.recv() == "ready"
-    for pipe in pipes:
-        pipe.send("go")
 
 
 def _budget(case: Prepared, job: Job) -> int:
@@ -226,7 +254,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     base = base_profile()
     found = []
     for pair in PAIRS[1:2] if quick else PAIRS:
-        found.append(measure(pair, base, 4.0 if quick else 10.0))
+        found.append(measure(pair, base, 4.0 if quick else 8.0))
         print(json.dumps(found[-1]), file=sys.stderr)
     every = [share for pair in found for share in pair["reached"]]
     return {

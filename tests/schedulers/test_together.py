@@ -38,12 +38,12 @@ def test_plans_that_share_a_full_link_are_made_for_their_part_of_it(make_facts: 
     facts = make_facts(6, boundary=MIB, parameters=MIB // 8, flops=2e9, workspace=MIB)
     profile = make_profile(gpu_memory_bytes=40 * MIB, h2d_bytes_s=4e9, d2h_bytes_s=4e9)
     jobs = [partial(answer, facts, planner="full")] * 2
-    apart = plan_together(jobs, profile, node(), ["a", "b"])
+    apart = plan_together(jobs, [profile] * 2, node(), ["a", "b"])
     assert apart.speeds == (1.0, 1.0)
     tight = node(pcie_bytes_s=1e9)
     alone = [partial(fixed, jobs[0](profile))] * 2
-    kept = plan_together(alone, profile, tight, ["a", "a"])
-    again = plan_together(jobs, profile, tight, ["a", "a"])
+    kept = plan_together(alone, [profile] * 2, tight, ["a", "a"])
+    again = plan_together(jobs, [profile] * 2, tight, ["a", "a"])
     assert min(kept.speeds) < 1.0
     assert min(again.tokens_per_s) > 1.02 * min(kept.tokens_per_s)
 
@@ -56,7 +56,7 @@ def fixed(planned: Planned, _: HardwareProfile) -> Planned:
 def test_a_job_that_does_not_fit_is_no_neighbour(make_facts: Make, make_profile: Machine) -> None:
     facts = make_facts(4)
     small = make_profile(host_memory_bytes=8 * MIB)
-    joint = plan_together([partial(answer, facts)] * 2, small, node(), ["a", "a"])
+    joint = plan_together([partial(answer, facts)] * 2, [small] * 2, node(), ["a", "a"])
     assert joint.speeds == (0.0, 0.0)
     assert joint.tokens_per_s == (0.0, 0.0)
 
@@ -71,7 +71,7 @@ def test_host_memory_too_small_for_both_is_divided(make_facts: Make, make_profil
     small = NodeState(
         name="n", kind="round", gpus=(Gpu(id="0"), Gpu(id="1")), host_bytes=alone.peak_host_bytes * 3 // 2
     )
-    joint = plan_together([job] * 2, profile, small, ["a", "b"])
+    joint = plan_together([job] * 2, [profile] * 2, small, ["a", "b"])
     assert joint.feasible and joint.speeds == (1.0, 1.0)
     taken = [planned.predicted.peak_host_bytes for _, planned in joint.planned if planned.predicted]
     assert sum(taken) <= small.host_bytes
@@ -81,7 +81,7 @@ def test_host_memory_too_small_for_both_is_divided(make_facts: Make, make_profil
 def test_two_jobs_that_a_node_cannot_hold_are_told_what_is_short(make_facts: Make, make_profile: Machine) -> None:
     facts, profile = make_facts(4), make_profile()
     small = NodeState(name="n", kind="round", gpus=(Gpu(id="0"), Gpu(id="1")), host_bytes=12 * facts.parameters)
-    joint = plan_together([partial(answer, facts)] * 2, profile, small, ["a", "b"])
+    joint = plan_together([partial(answer, facts)] * 2, [profile] * 2, small, ["a", "b"])
     assert not joint.feasible and joint.speeds == (0.0, 0.0)
     assert {reason.resource for _, planned in joint.planned for reason in planned.reasons} == {"host_memory"}
 
@@ -97,8 +97,8 @@ def test_a_job_that_starts_beside_another_is_planned_for_what_that_leaves(
     alone = job(profile)
     tight = node(pcie_bytes_s=1e9)
     running = [(asked_by(alone), "a")]
-    careless = plan_together([partial(fixed, alone)], profile, tight, ["a"], running)
-    careful = plan_together([job], profile, tight, ["a"], running)
+    careless = plan_together([partial(fixed, alone)], [profile], tight, ["a"], running)
+    careful = plan_together([job], [profile], tight, ["a"], running)
     assert min(*careless.speeds, *careless.beside) < 1.0
     assert careful.planned[0][1].policy != alone[1].policy
     assert careful.tokens_per_s[0] > 1.02 * careless.tokens_per_s[0]
@@ -111,7 +111,7 @@ def test_a_job_beside_another_takes_the_memory_that_is_left(make_facts: Make, ma
     job = partial(answer, facts, planner="full")
     taken = asked_by(job(profile))
     small = NodeState(name="n", kind="round", gpus=(Gpu(id="0"), Gpu(id="1")), host_bytes=taken.host_bytes * 3 // 2)
-    joint = plan_together([job], profile, small, ["b"], [(taken, "a")])
+    joint = plan_together([job], [profile], small, ["b"], [(taken, "a")])
     predicted = joint.planned[0][1].predicted
     assert joint.feasible and predicted is not None
     assert predicted.peak_host_bytes <= small.host_bytes - taken.host_bytes < taken.host_bytes
