@@ -11,6 +11,7 @@ from typing import Any
 
 from ...jobs.data import Prepared, prepare
 from ...jobs.errors import DoesNotFit, OutOfTime
+from ...jobs.frozen import digest
 from ...jobs.model_facts import ModelFacts
 from ...jobs.spec import JobSpec
 from ...jobs.units import format_bytes
@@ -50,6 +51,11 @@ def plan_job(order: AdmissionOrder) -> Admission:
         reasons=next((error.reasons for error in refused.values() if isinstance(error, DoesNotFit)), ()),
         notes=tuple(job.notes()),
     )
+
+
+_MADE: dict[str, Tried] = {}
+"""Plans that this process has made, the oldest first: labs train the same model again and again."""
+_MOST_MADE = 256
 
 
 @dataclass
@@ -132,8 +138,24 @@ class JobPlans:
 
     def best_on(self, profile: HardwareProfile, batch: int | None) -> Tried:
         """The fastest plan for steps of ``batch`` rows, or of as many as train fastest. Raises DoesNotFit."""
-        limits = self._limits(profile)
-        return best_batch(self.facts, profile, high=batch or self.largest(), global_batch=batch, **limits).best
+        limits, high = self._limits(profile), batch or self.largest()
+        asked = self._all_that_counts(profile, batch, high, limits)
+        if asked not in _MADE:
+            found = best_batch(self.facts, profile, high=high, global_batch=batch, **limits).best
+            if not asked or (found.answer.solver is not None and found.answer.solver.out_of_time):
+                return found  # next time there may be more time
+            _MADE[asked] = found
+            while len(_MADE) > _MOST_MADE:
+                del _MADE[next(iter(_MADE))]
+        return _MADE[asked]
+
+    def _all_that_counts(self, profile: HardwareProfile, batch: int | None, high: int, limits: dict[str, Any]) -> str:
+        """The same for questions with the same answer; empty where the answer is not to be kept."""
+        if not self._shape_of_model:
+            return ""
+        limits = {**limits, "optimizer": self.spec.optimizer.model_dump(mode="json")}
+        rows = [self.data.train.longest, self.spec.model.dtype, batch, high]
+        return digest(self._shape_of_model, rows, profile.model_dump(mode="json"), limits)
 
     def plan_at(self, profile: HardwareProfile, rows: int) -> tuple[ModelFacts, Plan]:
         """Facts and plan of steps of one micro-batch of ``rows``."""

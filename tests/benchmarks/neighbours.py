@@ -47,7 +47,8 @@ from lazytrain.schedulers.placement import Gpu, NodeState
 from lazytrain.schedulers.planner import plan
 from lazytrain.schedulers.together import plan_together
 
-CHUNK_BYTES = 64 << 10
+CHUNK_S = 1e-3
+"""Length of a turn on the link: in shorter ones, much would be lost to sleeping for longer than was asked."""
 WARM_UP_S = 1.0
 LINKS = ("h2d_bytes_s", "d2h_bytes_s")
 
@@ -86,12 +87,12 @@ class SharedLink:
 
     def __init__(self, context: Any, bytes_per_s: float) -> None:
         self._free_at = context.Value("d", 0.0)
-        self._bytes_per_s = bytes_per_s
+        self._bytes_per_s, self._chunk = bytes_per_s, max(1, int(bytes_per_s * CHUNK_S))
 
     def take(self, nbytes: int, ends: float) -> None:
         """Returns when as many bytes have passed that began at ``ends``, by the clock that all processes have."""
         while nbytes > 0:
-            chunk = min(nbytes, CHUNK_BYTES)
+            chunk = min(nbytes, self._chunk)
             nbytes -= chunk
             with self._free_at.get_lock():
                 ends = self._free_at.value = max(ends, self._free_at.value) + chunk / self._bytes_per_s

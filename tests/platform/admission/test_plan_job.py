@@ -1,5 +1,6 @@
 """From a job file and the profiles of unlike nodes to the ways in which the job can run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,33 @@ def test_bad_rows_and_a_missing_model_are_found_before_anything_starts(tiny_job:
         plan_job(order(tiny_job, tmp_path, f"data.train.0.path={bad}"))
     with pytest.raises(ModelError):
         plan_job(order(tiny_job, tmp_path, f"model.path={tmp_path / 'none'}"))
+
+
+def test_the_second_job_of_the_same_model_costs_neither_facts_nor_plans(
+    tiny_job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles = {"big": profile("big"), "small": profile("small", gpu=9 << 20)}
+    first = plan_job(order(tiny_job, tmp_path, profiles=profiles))
+
+    def measured_again(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was known")
+
+    monkeypatch.setattr(plan_job_module, "facts_of", measured_again)
+    monkeypatch.setattr(plan_job_module, "best_batch", measured_again)
+    again = plan_job(order(tiny_job, tmp_path, "name=again", "train.learning_rate=2e-5", profiles=profiles))
+    assert again.ways == first.ways
+    with pytest.raises(AssertionError, match="it was known"):
+        plan_job(order(tiny_job, tmp_path, "train.freeze=[lm_head]", profiles=profiles))
+    with pytest.raises(AssertionError, match="it was known"):
+        plan_job(order(tiny_job, tmp_path, "plan.gpu_memory=900MB", profiles=profiles))
+
+
+def test_a_model_with_code_of_its_own_is_measured_each_time(
+    tiny_job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = order(tiny_job, tmp_path)
+    config = {**json.loads((Path(asked.spec["model"]["path"]) / "config.json").read_text()), "auto_map": {"x": "y"}}
+    monkeypatch.setattr(plan_job_module, "find_model", lambda *_, **__: config)
+    plan_job(asked)
+    assert plan_job_module._MADE == {}
+    assert not (tmp_path / "home" / "facts").exists()

@@ -42,7 +42,7 @@ def lab(service: Service) -> Service:
     service.store.nodes.see(nodes[:2], 10.0)
     service.store.nodes.set_profile("a", {"host_memory_bytes": 1000, "nvme_bytes": 5000})
     add(service, 1)
-    running = move(service, add(service, 2), lease, JobState.STARTING, "starting", node="a", attempt=1)
+    running = move(service, add(service, 2), lease, JobState.STARTING, "starting", node="a", claim="run", attempt=1)
     running = move(service, running, lease, JobState.RUNNING, "running")
     plan = {"ways": {"H800": {"option": {"host_bytes": 300, "nvme_bytes": 70}}}}
     service.store.jobs.finish_stage(running, "plan", plan, 1.0, lease)
@@ -66,6 +66,17 @@ def samples(service: Service) -> dict[tuple[str, ...], float]:
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=")
     families = text_string_to_metric_families(answer.text)
     return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def test_a_job_that_was_planned_with_its_neighbours_holds_what_that_plan_takes(lab: Service) -> None:
+    lease = lab.store.leases.take("controller", "me", 1.0, 1e12)
+    assert lease is not None
+    (running,) = lab.store.jobs.list(states=[JobState.RUNNING])
+    joint = {"way": {"option": {"host_bytes": 200, "nvme_bytes": 10}}}
+    for claim, held in (("another run", 300), (running.claim, 200)):
+        plan = {"ways": {"H800": {"option": {"host_bytes": 300}}}, "beside": {"claim": claim, **joint}}
+        lab.store.jobs.finish_stage(running, "plan", plan, 1.0, lease, again=True)
+        assert samples(lab)["lazytrain_host_memory_held_bytes",] == held
 
 
 def test_everything_is_counted(lab: Service) -> None:
