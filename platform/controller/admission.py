@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ...jobs.errors import LazytrainError, NotFound
+from ...jobs.frozen import digest
 from ...jobs.lifecycle import JobState
 from ...schedulers.hardware import same_gpu
 from ..admission import Admission, AdmissionOrder, Answer
 from ..artifacts import JobFiles
 from ..store import Job
-from .desk import Desk
+from .desk import AT_ONCE_S, Desk
 from .words import rejection_sentence
 
 LESS = 0.85
@@ -22,14 +24,38 @@ def admit(desk: Desk) -> None:
     """Take in what planning has found, and have planned what is not."""
     everything = desk.planner.results()
     desk.notes.meetings.take(everything)
-    results = {name: found for name, found in everything.items() if not isinstance(found, Answer)}
-    queued = desk.store.jobs.list(states=[JobState.QUEUED])
-    waiting = {job.id: job for job in reversed(queued) if job.id not in results}
+    answers = {name: found for name, found in everything.items() if not isinstance(found, Answer)}
+    queued = {job.id: job for job in reversed(desk.store.jobs.list(states=[JobState.QUEUED]))}
+    found = {name: answer for name, answer in {**desk.notes.found, **answers}.items() if name in queued}
+    waiting = {name: job for name, job in queued.items() if name not in found}
+    desk.notes.found = found
     desk.notes.ordered = {name: order for name, order in desk.notes.ordered.items() if name in waiting}
-    desk.for_each([job for job in queued if job.id in results], lambda job: _take_in(desk, job, results[job.id]))
+    answered = [queued[name] for name in found]
+    desk.for_each(answered, lambda job: _take_in(desk, job, found.pop(job.id)), within_s=AT_ONCE_S)
     profiles, gpus = _profiles(desk)
     plans = desk.plans(waiting.values())
-    desk.for_each(waiting.values(), lambda job: _have_planned(desk, job, profiles, gpus, plans.get(job.id)))
+    todo: dict[str, _Unplanned] = {}
+    for job in waiting.values():
+        new = _Unplanned(job, _missing(job, profiles, plans.get(job.id)), gpus)
+        if (new.profiles or job.id not in plans) and desk.notes.ordered.get(job.id) != new.asked:
+            todo[job.id] = new
+    desk.for_each([waiting[name] for name in todo], lambda job: _have_planned(desk, todo[job.id]), within_s=AT_ONCE_S)
+
+
+@dataclass(frozen=True)
+class _Unplanned:
+    """A job that has no plan yet for some kinds of node."""
+
+    job: Job
+    profiles: Mapping[str, Mapping[str, Any]]
+    """Of the kinds that it has none for and may run on."""
+    gpus: Mapping[str, int]
+
+    @property
+    def asked(self) -> Hashable:
+        """What planning is asked about it."""
+        machines = tuple((kind, self.gpus[kind], digest(self.profiles[kind])) for kind in sorted(self.profiles))
+        return self.job.priority, self.job.replans, bool(self.gpus), machines
 
 
 def _profiles(desk: Desk) -> tuple[dict[str, Mapping[str, Any]], dict[str, int]]:
@@ -45,20 +71,16 @@ def _profiles(desk: Desk) -> tuple[dict[str, Mapping[str, Any]], dict[str, int]]
     return found, gpus
 
 
-def _have_planned(
-    desk: Desk, job: Job, profiles: Mapping[str, Any], gpus: Mapping[str, int], known: Admission | None
-) -> None:
-    missing = {
-        kind: profile
-        for kind, profile in profiles.items()
-        if may_run_on(job, kind) and (known is None or kind not in {**known.ways, **known.limits})
-    }
-    if not missing:
-        if known is None:
-            desk.tell(job, "no_node", _no_node(job, bool(profiles)))
-        return
-    asked = (job.priority, job.replans, [(kind, gpus[kind], missing[kind]) for kind in sorted(missing)])
-    if desk.notes.ordered.get(job.id) == asked:
+def _missing(job: Job, profiles: Mapping[str, Any], known: Admission | None) -> dict[str, Any]:
+    found = {**known.ways, **known.limits} if known is not None else {}
+    return {kind: profile for kind, profile in profiles.items() if may_run_on(job, kind) and kind not in found}
+
+
+def _have_planned(desk: Desk, unplanned: _Unplanned) -> None:
+    job = unplanned.job
+    if not unplanned.profiles:
+        desk.tell(job, "no_node", _no_node(job, bool(unplanned.gpus)))
+        desk.notes.ordered[job.id] = unplanned.asked
         return
     try:
         files = JobFiles(job.run_dir)
@@ -72,15 +94,15 @@ def _have_planned(
         AdmissionOrder(
             job=job.id,
             spec=job.spec,
-            profiles=missing,
-            gpus={kind: gpus[kind] for kind in missing},
+            profiles=unplanned.profiles,
+            gpus={kind: unplanned.gpus[kind] for kind in unplanned.profiles},
             cache=str(JobFiles(job.run_dir).path / "rows"),
             memory_share=LESS**job.replans,
             batch=_fixed_batch(desk, job),
             priority=job.priority,
         )
     )
-    desk.notes.ordered[job.id] = asked
+    desk.notes.ordered[job.id] = unplanned.asked
 
 
 def _continue(desk: Desk, job: Job, files: JobFiles, before: str) -> Job:

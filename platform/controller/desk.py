@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...jobs.errors import Unreachable
+from ...jobs.errors import LazytrainError, Unreachable
 from ...jobs.lifecycle import JobState
 from ..admission import STAGE, Admission, Planner
 from ..cluster.runs import Look, Runner
@@ -23,6 +24,8 @@ ON_NODES = (*ACTIVE, JobState.PAUSED)
 """The same, and paused jobs, of which some keep their state in a node's memory."""
 PREEMPTED, MOVING, SPILLING = "preempted", "moving", "spilling"
 """Why a job leaves its place: for another job, for a better place, or out of the memory that it keeps while paused."""
+AT_ONCE_S = 0.3
+"""How long a part of a step may be busy with jobs that wait; the rest of them has its turn in the next step."""
 RESUMING = "resuming"
 """A paused job goes on: from memory (it starts), or its state goes into a checkpoint first (it is still paused)."""
 
@@ -48,6 +51,8 @@ class Notes:
     used_at: float = float("-inf")
     plans: dict[str, tuple[float, Admission]] = field(default_factory=dict)
     """What is known of how jobs can run, each with the time at which it was written down."""
+    found: dict[str, Admission | LazytrainError] = field(default_factory=dict)
+    """What planning has answered and nobody has written down yet."""
     ordered: dict[str, Hashable] = field(default_factory=dict)
     """What planning was asked about each job that has no plan yet."""
     meetings: Meetings = field(default_factory=Meetings)
@@ -124,9 +129,16 @@ class Desk:
             raise Stale("this controller leads no more")
         self.lease = lease
 
-    def for_each(self, jobs: Iterable[Job], work: Callable[[Job], None]) -> None:
-        """Do ``work`` for each job; one that was changed meanwhile is left for the next step."""
+    def for_each(self, jobs: Iterable[Job], work: Callable[[Job], None], *, within_s: float = math.inf) -> bool:
+        """Do ``work`` for each job; one that was changed meanwhile is left for the next step.
+
+        After ``within_s`` all others are left for the next step too, and False is returned: somebody may have asked for
+        something meanwhile.
+        """
+        began = self.clock()
         for job in jobs:
+            if self.clock() - began > within_s:
+                return False
             self._keep_the_lease()
             try:
                 work(job)
@@ -136,3 +148,4 @@ class Desk:
                 raise
             except Exception:  # what is wrong with one job must not keep the others waiting
                 log.exception("job %s is left as it is", job.id)
+        return True

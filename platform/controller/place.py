@@ -16,7 +16,7 @@ from ..admission import Admission, Beside
 from ..artifacts import JobFiles
 from ..cluster.runs import Outcome, RunOrder
 from ..store import Job, Node
-from .desk import ACTIVE, MOVING, PREEMPTED, SPILLING, Desk
+from .desk import ACTIVE, AT_ONCE_S, MOVING, PREEMPTED, SPILLING, Desk
 from .endings import fail
 from .failures import Failure
 from .question import Table, fingerprint, question
@@ -41,8 +41,8 @@ def place(desk: Desk) -> None:
     if seen == desk.notes.settled and desk.clock() - desk.notes.settled_at < _AGAIN_S:
         return
     decisions = desk.decide(asked)
-    _act(desk, decisions, asked, table)
-    settled = not decisions.starts and not decisions.preempts
+    all_told = _act(desk, decisions, asked, table)
+    settled = all_told and not decisions.starts and not decisions.preempts
     desk.notes.settled, desk.notes.settled_at = (seen if settled else None), desk.clock()
 
 
@@ -67,7 +67,8 @@ def _has_a_place(job: Job) -> bool:
     return job.state is not _S.QUEUED and bool(job.gpu or job.claim)
 
 
-def _act(desk: Desk, decisions: Decisions, asked: Question, table: Table) -> None:
+def _act(desk: Desk, decisions: Decisions, asked: Question, table: Table) -> bool:
+    """Do it; whether everybody who waits was told why."""
     starts, met = ready(desk, decisions, asked, table)
     waits = {wait.job: wait for wait in decisions.waits}
     preempts = {preempt.job: preempt for preempt in decisions.preempts}
@@ -75,8 +76,10 @@ def _act(desk: Desk, decisions: Decisions, asked: Question, table: Table) -> Non
     starting = [waiting[name] for name in starts]
     desk.for_each(starting, lambda job: _start(desk, job, starts[job.id], table, met.get(job.id)))
     desk.for_each((running[name] for name in preempts), lambda job: _preempt(desk, job, preempts[job.id]))
-    desk.for_each((waiting[name] for name in waits if name in waiting), lambda job: _wait(desk, job, waits[job.id]))
+    told = {name: (wait.code.value, wait.words) for name, wait in waits.items()}
+    left = [job for name, job in waiting.items() if name in told and told[name] != (job.reason, job.sentence)]
     _foretell(desk, decisions)
+    return desk.for_each(left, lambda job: _wait(desk, job, waits[job.id]), within_s=AT_ONCE_S)
 
 
 def _foretell(desk: Desk, decisions: Decisions) -> None:

@@ -212,6 +212,8 @@ class World:
     planner: FakePlanner
     folder: Path
     now: float = 1000.0
+    tick: float = 0.0
+    """How much time goes by whenever somebody looks at the clock."""
     controllers: int = 0
     controller: Controller = None  # type: ignore[assignment]
     config: Config = field(default_factory=Config)
@@ -225,9 +227,13 @@ class World:
         self.planner.waiting = {}
         name = f"controller-{self.controllers}"
         self.controller = Controller(
-            name, self.store, self.runner, self.planner, self._decide, self.config, lambda: self.now
+            name, self.store, self.runner, self.planner, self._decide, self.config, self._clock
         )
         return self.controller
+
+    def _clock(self) -> float:
+        self.now += self.tick
+        return self.now
 
     def _decide(self, question: Question) -> Decisions:
         self.questions.append(question)

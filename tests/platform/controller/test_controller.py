@@ -242,3 +242,18 @@ def test_what_is_wrong_with_one_job_does_not_stop_the_others(world: World, monke
     world.steps(2)
     assert world.state(good) is S.SUCCEEDED
     assert not world.state(broken).final
+
+
+def test_a_step_does_not_take_longer_the_more_jobs_wait(world: World) -> None:
+    """What is left has its turn in the next steps."""
+    world.steps(2)
+    jobs = [world.submit() for _ in range(60)]
+    world.tick = 0.01
+    world.controller.step()
+    first = len(world.planner.asked)
+    world.controller.step()
+    assert 0 < first < len(world.planner.asked) < len(jobs)
+    for _ in range(30):
+        world.controller.step()
+    assert len(world.planner.asked) == len(jobs)
+    assert {world.job(job).reason for job in jobs} == {"starting", "gpu_busy"}
