@@ -86,8 +86,10 @@ class JobPlans:
             def measure() -> ModelFacts:
                 return facts_of(self._source, batch=rows, length=length, dtype=dtype)
 
-            known, shape = self._shape_of_model, {"batch": rows, "length": length, "dtype": dtype}
-            self._known[rows] = self.kept.of(known, measure, **shape) if known else measure()
+            model = self._shape_of_model
+            self._known[rows] = (
+                self.kept.of(model, measure, batch=rows, length=length, dtype=dtype) if model else measure()
+            )
         return self._known[rows]
 
     @cached_property

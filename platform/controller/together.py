@@ -7,7 +7,7 @@ what they reach beside each other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +26,9 @@ from .meetings import PREFIX
 from .question import Table
 from .searched import wants_search
 
+_TRAINS = "running"
+"""Reason of a job that nothing else is to be said about."""
+_AS_ALONE = 0.995
 _PATIENCE_S = 120.0
 """Longest wait of a job for which there is a place: after that it starts by the plan that it has."""
 
@@ -131,21 +134,24 @@ def _starting(job: Job, start: Start, roots: Mapping[str, str], table: Table) ->
 
 def tell_neighbours(desk: Desk, asked: Question, table: Table) -> None:
     """Let the jobs of nodes whose links are short know how fast they are beside each other."""
+    words: dict[str, str] = {}
     for node in asked.nodes:
-        here = [job for job in asked.running if job.node == node.name and job.gpu is not None]
-        words = dict(_beside_each_other(node, here))
-        running = [table.running[job.id] for job in here if table.running[job.id].state is JobState.RUNNING]
-        trained = [job for job in running if job.reason == JobState.RUNNING.value.lower()]
-        desk.for_each(trained, lambda job: desk.tell(job, job.reason, words[job.id]))  # noqa: B023
+        words |= _beside_each_other(node, [job for job in asked.running if job.node == node.name and job.gpu])
+    here = [table.running[name] for name in words]
+
+    def tell(job: Job) -> None:
+        desk.tell(job, _TRAINS, words[job.id])
+
+    desk.for_each([job for job in here if (job.state, job.reason) == (JobState.RUNNING, _TRAINS)], tell)
 
 
-def _beside_each_other(node: NodeState, here: Sequence[RunningJob]) -> Iterable[tuple[str, str]]:
+def _beside_each_other(node: NodeState, here: Sequence[RunningJob]) -> dict[str, str]:
     roots = {gpu.id: gpu.pcie_root for gpu in node.gpus}
     reached = speeds([(job.option, roots[job.gpu or ""]) for job in here], node)
+    words = {job.id: f"trains on {node.name}" for job in here}
     for job, speed in zip(here, reached, strict=True):
-        words = f"trains on {node.name}"
-        if speed < 1.0:
+        if speed < _AS_ALONE:
             others = ", ".join(other.id for other in here if other is not job)
-            rate = job.option.tokens_per_s * speed
-            words += f" beside {others}: {rate:,.0f} tokens/s are expected, {100 * speed:.0f} % of its speed alone"
-        yield job.id, words
+            rate = f"{job.option.tokens_per_s * speed:,.0f} tokens/s are expected"
+            words[job.id] += f" beside {others}: {rate}, {100 * speed:.0f} % of its speed alone"
+    return words
