@@ -65,7 +65,7 @@ class RunDirectory:
         self.path = path
         self.spec, self.policy, self.metrics = path / "job.yaml", path / "policy.json", path / "metrics.jsonl"
         self.checkpoints, self.model = path / "checkpoints", path / "model"
-        self.timeline = path / "timeline.json"
+        self.next_policy, self.timeline = path / "policy.next.json", path / "timeline.json"
         self.start, self.rows = path / "start", path / "rows"
         self.frozen, self.status_file = path / "frozen.safetensors", path / "status.json"
         self.verdicts, self.result = path / "verdicts.jsonl", path / "result.json"

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..errors import ProgramError
 from ..head_loss import Logits, RowLoss, Targets, loss_only, row_log_probabilities
 from ..model_facts import ModelFacts
 from ..policy import UPDATE_PHASE, Op, Policy
@@ -45,23 +46,56 @@ class Engine:
         *,
         debug: bool = False,
     ) -> None:
-        self.facts, self.policy, self.units, self.device, self.optimizer = facts, policy, units, device, optimizer
+        self.facts, self.units, self.device, self.optimizer = facts, units, device, optimizer
         self.on_gradients: Callable[[], None] | None = None
         """Called when a backward has ended and with it, as far as is known, the step's gradients."""
         self.head = len(units) - 1
         names = [unit.name for unit in units]
-        owner = [names.index(u.shares_weights_with or u.name) for u in facts.units]
-        self._owner = owner
+        self._owner = [names.index(u.shares_weights_with or u.name) for u in facts.units]
+        self._directory, self._debug = nvme_directory, debug
+        self._fresh = False  # whether a forward of the model has been entered and no unit has run
+        self._arrange(policy)
+
+    def _arrange(self, policy: Policy) -> None:
+        """Take the memory that the policy needs, and get ready to run its programs. Raises OutOfMemory."""
+        self.policy = policy
+        facts, units, device, owner = self.facts, self.units, self.device, self._owner
         self._weights = DeviceWeights(facts, policy, units, device)
-        self._transfers = Transfers(units, owner, self._weights, device, optimizer)
+        self._transfers = Transfers(units, owner, self._weights, device, self.optimizer)
         self._compute = Compute(facts, policy, units, device, self._weights, self._transfers)
-        self._steps = Steps(facts, policy, units, owner, device, nvme_directory, self._transfers, self._weights)
-        self._steps.learns = optimizer is not None
-        checks = Checks(facts, device, self._weights, lambda: self.activation_host_bytes) if debug else NoChecks()
-        recompute = self._compute.recompute
+        self._steps = Steps(facts, policy, units, owner, device, self._directory, self._transfers, self._weights)
+        self._steps.learns = self.optimizer is not None
+        checks = Checks(facts, device, self._weights, lambda: self.activation_host_bytes) if self._debug else NoChecks()
+        names, recompute = [unit.name for unit in units], self._compute.recompute
         self._run = Interpreter(self._steps.evaluation, names, device, self._transfers, recompute, checks)
         self._steps.attach(self._run, self._pass_over)
-        self._fresh = False  # whether a forward of the model has been entered and no unit has run
+
+    def switch(self, policy: Policy) -> None:
+        """Between two steps: carry out another policy from now on; what was counted of steps begins anew.
+
+        Raises ProgramError unless it is for this model and batch and has state and gradients of the same layers on
+        NVMe, and OutOfMemory where there is no room for it. All is as before then.
+        """
+        policy.check(self.facts)
+        if _parked(policy) != _parked(self.policy):
+            raise ProgramError(
+                "the new policy has optimizer state or gradients of other layers on NVMe",
+                hint="stop the run and resume it with that policy",
+            )
+        self.flush()
+        self.abandon()
+        before_update, open_ended = self._transfers.before_update, self._steps.open_ended
+        before = self.policy
+        self._give_up()
+        with self.device.counting():
+            try:
+                self._arrange(policy)
+            except BaseException as error:
+                self.device.give_back()
+                self._arrange(before)
+                raise failures.in_compute(error) from error.__cause__
+            finally:
+                self._transfers.before_update, self._steps.open_ended = before_update, open_ended
 
     # ---- ticks: called by the stand-ins
 
@@ -307,9 +341,13 @@ class Engine:
 
     def close(self) -> None:
         """Give up what is under way and free everything but the weights."""
+        self._give_up()
+        self.device.close()
+
+    def _give_up(self) -> None:
         self._steps.close()
         self._weights.close()
-        self.device.close()
+        self.device.give_back()
 
     @contextmanager
     def _ticking(self, *, keeps: bool = False) -> Iterator[None]:
@@ -353,6 +391,10 @@ class Engine:
 
     def _is_parked(self, unit: int) -> bool:
         return self._steps.whole is not None and self._transfers.parking.holds_gradient_of(unit)
+
+
+def _parked(policy: Policy) -> list[tuple[str, str]]:
+    return [(layer.optimizer_home, layer.gradient_home) for layer in policy.layers]
 
 
 def _count(targets: Targets, normaliser: float | torch.Tensor | None) -> float | torch.Tensor:

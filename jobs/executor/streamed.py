@@ -158,7 +158,7 @@ class Streamed:
 
         Both end with the streaming.
         """
-        self.model, self.device, self.policy, self.facts = model, device, engine.policy, engine.facts
+        self.model, self.device, self.facts = model, device, engine.facts
         self.steps = 0
         self._engine, self._optimizer, self._skipped, self._states = engine, optimizer, 0, states
         self._trainer: TrainerOptimizer | None = None
@@ -167,6 +167,19 @@ class Streamed:
         self._standins = StandIns(inner, engine, self._patches)
         self._state = ModelState(inner, engine.units, device.torch_device, engine.flush)
         patch_methods(model, self._patches, self.zero_grad)
+
+    @property
+    def policy(self) -> Policy:
+        """What the engine carries out."""
+        return self._engine.policy
+
+    def switch(self, policy: Policy) -> None:
+        """Between two steps: carry out another policy from now on. Weights, states and the curve stay the same bits.
+
+        Raises ProgramError unless it is for this model and batch and has state and gradients of the same layers on
+        NVMe, and OutOfMemory where there is no room for it; the old policy goes on then.
+        """
+        self._engine.switch(policy)
 
     @property
     def accumulation(self) -> int:

@@ -23,6 +23,7 @@ from .position import Position
 from .saving import REST, Saver
 from .setup import OnPoint, Setup
 from .stopping import StopRequested
+from .switching import switch_if_told
 from .tracing import Tracing
 
 Progress = Callable[[Mapping[str, float]], None]
@@ -102,6 +103,7 @@ class Loop:
                 if self._stop() or self._out_of_time():
                     raise StopRequested
                 self._pause_if_asked()
+                self._switch_if_told()
         self.save()
         self.saver.wait()
 
@@ -113,6 +115,12 @@ class Loop:
                 pause_while_asked(self.streamed, self._pause, self._stop)
         finally:
             self._started += time.monotonic() - began  # it is no time that the job has spent
+
+    def _switch_if_told(self) -> None:
+        policy = switch_if_told(self.streamed, self.setup.directory)
+        if policy is not None:
+            self.setup.policy = policy
+            self.pace = Pace(policy.predicted.step_s if policy.predicted else None)
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """Tell tracker and progress."""

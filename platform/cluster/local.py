@@ -17,6 +17,7 @@ from types import TracebackType
 import ray
 from ray._private import ray_constants
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._raylet import AuthenticationTokenLoader, Config
 
 from ...jobs.errors import LazytrainError, Unreachable
 from ..artifacts import secret_file
@@ -164,7 +165,11 @@ def _variables(settings: Settings, cpus: int) -> dict[str, str | None]:
 
 
 class _Environment:
-    """Variables set for as long as Ray runs, because its C++ side reads them at its own times."""
+    """Variables set for as long as Ray runs, because its C++ side reads them at its own times.
+
+    Those that it has read already it is made to read again: a process that has been in a Ray with tokens would refuse
+    the calls of one without.
+    """
 
     def __init__(self, variables: Mapping[str, str | None]) -> None:
         self._before = {name: os.environ.get(name) for name in variables}
@@ -180,3 +185,5 @@ def _set(variables: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()

@@ -42,7 +42,8 @@ def base_profile() -> HardwareProfile:
 def scale_links(profile: HardwareProfile, facts: ModelFacts) -> HardwareProfile:
     """Links and NVMe as slow against this machine's compute as an RTX 3090's are against its own.
 
-    Of NVMe, too, nothing measured remains: a disk that something else keeps busy for a moment would change the plan.
+    Of NVMe and of the overhead of operations nothing measured remains: what else runs for a moment would change the
+    plan. The overhead becomes part of the layers' speed, to which the probes calibrate it.
     """
     layer = facts.layers[0]
     link = layer.weight_bytes * profile.flops(facts.dtype) / (_LOAD_SHARE * layer.forward_flops)
@@ -52,6 +53,7 @@ def scale_links(profile: HardwareProfile, facts: ModelFacts) -> HardwareProfile:
             "d2h_bytes_s": link,
             "nvme_read_bytes_s": link * _NVME_SHARE,
             "nvme_write_bytes_s": link * _NVME_SHARE,
+            "operation_overhead_s": 0.0,
         }
     )
 

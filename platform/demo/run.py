@@ -138,7 +138,7 @@ class _Demo:
         self.reporter.stage("profiling: an actor measures the node")
         profile = self._profile(cluster)
         search = self._search(run_search, profile, settings, cluster)
-        profile = self._calibrate(profile, search)
+        profile = self._scaled(self._calibrate(profile, search))
         facts, answer = self._plan(profile, search.best.batch)
         policy = feasible_policy(answer)
         result = self._train(cluster, policy, profile)
@@ -158,19 +158,23 @@ class _Demo:
         nvme = Path(self.spec.plan.nvme) if self.spec.plan.nvme else None
         if nvme is not None:
             nvme.mkdir(parents=True, exist_ok=True)
+        profile = self._scaled(cluster.profile(base_profile(), nvme))
         facts = self._facts(BATCH)
-        profile = cluster.profile(base_profile(), nvme)
-        if profile.device == "emulated":
-            profile = scale_links(profile, facts)
         self.limits = tight_limits(facts, profile, Limits.of(self.spec))
-        self.device: str | Emulated = "cuda"
-        if profile.device == "emulated":
-            self.device = replace(emulated(profile), memory_bytes=int(self.limits.gpu_memory or 0))
         self.reporter.say(
             f"profiled: {profile.flops(facts.dtype) / 1e9:.3g} GFLOPS, link {profile.h2d_bytes_s / 1e6:.3g} MB/s, "
             f"optimizer {profile.update_parameters_s / 1e6:.3g} M parameters/s"
         )
         return profile
+
+    def _scaled(self, profile: HardwareProfile) -> HardwareProfile:
+        """The links of an emulated GPU follow what is known of its compute, so that its plan does not depend on it."""
+        return scale_links(profile, self._facts(BATCH)) if profile.device == "emulated" else profile
+
+    def _device(self, profile: HardwareProfile) -> str | Emulated:
+        if profile.device != "emulated":
+            return "cuda"
+        return replace(emulated(profile), memory_bytes=int(self.limits.gpu_memory or 0))
 
     def _facts(self, batch: int) -> ModelFacts:
         return facts_of(self.model, batch=batch, length=self.length, dtype=self.spec.model.dtype)
@@ -192,7 +196,7 @@ class _Demo:
             SearchOrder(
                 job_id=self._job_id,
                 plan_batch=partial(self._plan, profile),
-                run=partial(run_probe, Order(spec=self.spec, device=self.device, rows=self._longest_rows())),
+                run=partial(run_probe, Order(spec=self.spec, device=self._device(profile), rows=self._longest_rows())),
                 low=LOWEST_BATCH,
                 high=HIGHEST_BATCH,
                 objective="max_batch",
@@ -241,7 +245,7 @@ class _Demo:
                 job_id=self._job_id,
                 spec=spec,
                 policy=policy,
-                device=self.device,
+                device=self._device(profile),
                 run_dir=Path(spec.output.dir),
                 kind=KIND,
                 tracking=Tracking(

@@ -224,6 +224,7 @@ def run_gpu(gpu: str, layers: int, repeats: int) -> dict[str, Any]:
     overlapped, _ = megatrain_step(opened["rule_overlapped"], job.batch, serial=False)
     seconds = measure({"ours": step, "rule_serial": serial, "rule_overlapped": overlapped}, repeats)
     stalls = {name: {k: round(v / (repeats + 1), 4) for k, v in s.stall_s().items()} for name, s in opened.items()}
+    tracing = measure({"off": step, "on": with_tracing(opened["ours"], step)}, repeats)
     many = traced(opened["ours"], step, repeats)
     for streamed in opened.values():
         streamed.close()
@@ -241,7 +242,7 @@ def run_gpu(gpu: str, layers: int, repeats: int) -> dict[str, Any]:
         f"rule_overlapped_{gpu}": median["rule_serial"] / median["rule_overlapped"],
         f"peak_error_{gpu}": many.peak_bytes / lower(ours, job.facts).peak_bytes("gpu") - 1,
         f"peak_error_swapped_{gpu}": swapped.peak_bytes / lower(job.swapped, job.facts).peak_bytes("gpu") - 1,
-        f"tracing_cost_{gpu}": many.seconds / median["ours"] - 1,
+        f"tracing_cost_{gpu}": statistics.median(tracing["on"]) / statistics.median(tracing["off"]) - 1,
         f"seconds_{gpu}": {name: {"median": median[name], "all": values} for name, values in seconds.items()},
         f"busy_s_{gpu}": busy,
         f"stall_s_per_step_{gpu}": stalls,
@@ -259,6 +260,15 @@ def in_words(policy: Policy) -> dict[str, Any]:
         "weight_slots": policy.weight_slots, "staging_slots": policy.staging_slots,
         "predicted_step_s": policy.predicted.step_s if policy.predicted else None,
     }  # fmt: skip
+
+
+def with_tracing(streamed: Streamed, step: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        streamed.trace()
+        step()
+        streamed.trace(on=False)
+
+    return run
 
 
 class Traced(NamedTuple):

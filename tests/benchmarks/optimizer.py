@@ -21,6 +21,7 @@ until that is under 5 %, at most N times (12), and the quietest is kept. The key
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -116,7 +117,8 @@ def deepspeed(numel: int, *, quick: bool) -> tuple[Step | None, str]:
         return None, "deepspeed has not compiled its CPUAdam yet, which takes minutes: run once without --quick"
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja lies there
     try:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
+        with contextlib.redirect_stdout(sys.stderr):  # where its log goes as well from now on
+            from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         step = DeepSpeedCPUAdam([parameter(numel, torch.bfloat16)], lr=1e-4, weight_decay=0.01).step
         step()

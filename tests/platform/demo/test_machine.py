@@ -34,10 +34,10 @@ def test_links_are_as_slow_against_compute_as_on_a_real_gpu() -> None:
     assert profile.nvme_read_bytes_s == profile.nvme_write_bytes_s == profile.d2h_bytes_s / 2
 
 
-def test_a_disk_that_is_busy_while_it_is_measured_changes_nothing() -> None:
+def test_what_runs_for_a_moment_while_it_is_measured_changes_nothing() -> None:
     facts = facts_with(2)
-    busy = MEASURED.model_copy(update={"nvme_read_bytes_s": 3e6, "nvme_write_bytes_s": 3e6})
-    assert scale_links(busy, facts) == scale_links(MEASURED, facts)
+    disturbed = {"nvme_read_bytes_s": 3e6, "nvme_write_bytes_s": 3e6, "operation_overhead_s": 0.1}
+    assert scale_links(MEASURED.model_copy(update=disturbed), facts) == scale_links(MEASURED, facts)
 
 
 def test_deep_models_need_every_kind_of_home() -> None:
@@ -45,6 +45,17 @@ def test_deep_models_need_every_kind_of_home() -> None:
     profile = scale_links(MEASURED, facts)
     limits = tight_limits(facts, profile, Limits())
     homes = feasible_policy(make_plan(facts, profile, limits)).count_homes()
+    assert all(count > 0 for count in homes.values()), homes
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_the_homes_do_not_depend_on_how_fast_compute_was_thought_to_be(factor: float) -> None:
+    """What else runs on the machine can make the first measurement ten times too slow."""
+    facts = facts_with(12)
+    thought = MEASURED.model_copy(update={"matmul_flops": {"float32": factor * MEASURED.matmul_flops["float32"]}})
+    limits = tight_limits(facts, scale_links(thought, facts), Limits())
+    known = scale_links(MEASURED, facts)
+    homes = feasible_policy(make_plan(facts, known, limits)).count_homes()
     assert all(count > 0 for count in homes.values()), homes
 
 
