@@ -1,6 +1,8 @@
 """From a job file to a plan: find the model's shape, take its facts at a batch, ask the planner.
 
-Torch and transformers are imported where they are used: planning for a model whose facts are known starts without."""
+Torch and transformers are imported where they are used, because planning for a model whose facts are known starts
+without, and so is the solver, which a node that measures models for a server does not have.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,6 @@ from ..jobs.spec import JobSpec
 from ..jobs.units import format_bytes
 from ..schedulers.batch_search import BatchSearch, Probe
 from ..schedulers.hardware import HardwareProfile, hardware, known_models, model_config
-from ..schedulers.planner import Plan, plan
 from ..schedulers.simulator import simulate
 from .known_facts import KnownFacts
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from ..jobs.executor.devices import Emulated
+    from ..schedulers.planner import Plan
 
 PLAIN_BYTES_PER_PARAMETER = 16
 """Mixed-precision AdamW without offloading: bf16 weight and gradient, float32 master, m and v."""
@@ -82,12 +84,12 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> PretrainedConfi
     return config
 
 
-def model_of(spec: JobSpec, name: str | None = None) -> ModelSource:
+def model_of(spec: JobSpec) -> ModelSource:
     """What the job trains, without weights: its configuration, or the model on ``meta`` with what is frozen.
 
-    ``name`` stands in for ``model.path``. Raises ModelError, also for names that the model lacks.
+    Raises ModelError, also for names that the model lacks.
     """
-    source = find_model(name or spec.model.path, trust_remote_code=spec.model.trust_remote_code)
+    source = find_model(spec.model.path, trust_remote_code=spec.model.trust_remote_code)
     if spec.lora is None and not spec.train.freeze:
         return source
     import torch
@@ -131,7 +133,7 @@ def facts_of(
 ) -> ModelFacts:
     """Facts of the model at ``batch`` rows of ``length`` tokens. Raises ModelError.
 
-    Those of a configuration are taken from ``known`` and kept there.
+    Those of a configuration are taken from ``known`` and kept there, unless code that comes with the model decides.
     """
 
     def measure() -> ModelFacts:
@@ -139,9 +141,22 @@ def facts_of(
 
         return model_facts(source, micro_batch=batch, sequence_length=length, dtype=dtype)
 
-    if known is None or not isinstance(source, dict):
+    config = _settings_of(source)
+    if known is None or config is None or "auto_map" in config:
         return measure()
-    return known.of(source, measure, batch=batch, length=length, dtype=dtype)
+    return known.of(config, measure, batch=batch, length=length, dtype=dtype)
+
+
+def _settings_of(source: ModelSource) -> dict[str, Any] | None:
+    """The configuration as JSON values; None for a model, which is more than its configuration."""
+    if isinstance(source, dict):
+        return source
+    from transformers import PretrainedConfig
+
+    if not isinstance(source, PretrainedConfig):
+        return None
+    settings: dict[str, Any] = json.loads(source.to_json_string(use_diff=False), parse_constant=str)
+    return settings
 
 
 def make_plan(
@@ -155,6 +170,8 @@ def make_plan(
 
     With ``facts_at`` it says whether a smaller micro-batch would fit.
     """
+    from ..schedulers.planner import plan
+
     return plan(
         facts,
         profile,

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any
 
-from ...jobs.data import Prepared, prepare
 from ...jobs.errors import DoesNotFit, OutOfTime
 from ...jobs.model_facts import ModelFacts
 from ...jobs.spec import JobSpec
@@ -18,7 +16,8 @@ from ...schedulers.demand import demand
 from ...schedulers.hardware import Budgets, HardwareProfile
 from ...schedulers.options import option
 from ...schedulers.planner import Plan, plan
-from ..planning import Limits, ModelSource, emulated, facts_of, load_tokenizer, model_of
+from ..planning import Limits, emulated
+from .measuring import Measuring, RowFigures
 from .values import Admission, AdmissionOrder, Way
 
 _LARGEST_BATCH = 256
@@ -26,14 +25,14 @@ _STARTUP_S = 15.0
 """From the start of a run to its first step: imports, loading, evaluation before training."""
 
 
-def plan_job(order: AdmissionOrder) -> Admission:
-    """Plan the job for each profile of the order.
+def plan_job(order: AdmissionOrder, measuring: Measuring) -> Admission:
+    """Plan the job for each profile of the order, with what ``measuring`` finds out about it.
 
     The rows of an optimizer step are the same everywhere: those of the job file, of an earlier admission, or else those
     that train fastest on the kind of node that is fastest. Raises the typed errors of what is wrong with model or data.
     """
     spec = JobSpec.model_validate(order.spec)
-    job = JobPlans(spec, order, prepare(spec.data, load_tokenizer(spec), cache=order.cache))
+    job = JobPlans(spec, order, measuring.rows(spec, order.cache), measuring)
     profiles = {kind: HardwareProfile.model_validate(fields) for kind, fields in order.profiles.items()}
     found, refused = job.plan_all(profiles)
     batch = _rows_of_a_step(found) or job.batch or 1
@@ -49,11 +48,12 @@ def plan_job(order: AdmissionOrder) -> Admission:
 
 @dataclass
 class JobPlans:
-    """A job with its rows, and its plans for machines."""
+    """A job with what is known of its rows, and its plans for machines."""
 
     spec: JobSpec
     order: AdmissionOrder
-    data: Prepared
+    rows: RowFigures
+    measuring: Measuring
     _known: dict[int, ModelFacts] = field(default_factory=dict)
 
     @property
@@ -62,15 +62,11 @@ class JobPlans:
         asked = self.spec.train.batch
         return self.order.batch or (None if asked == "auto" else int(asked))
 
-    @cached_property
-    def _source(self) -> ModelSource:
-        return model_of(self.spec)
-
     def _facts(self, rows: int) -> ModelFacts:
         """Facts of the model at so many rows of the longest length; they are the same on every kind of node."""
         if rows not in self._known:
-            length, dtype = self.data.train.longest, self.spec.model.dtype
-            self._known[rows] = facts_of(self._source, batch=rows, length=length, dtype=dtype)
+            length, dtype = self.rows.longest, self.spec.model.dtype
+            self._known[rows] = self.measuring.facts(self.spec, batch=rows, length=length, dtype=dtype)
         return self._known[rows]
 
     def plan_all(
@@ -125,7 +121,7 @@ class JobPlans:
 
     def largest(self) -> int:
         """Most rows that a step may have."""
-        return max(1, min(_LARGEST_BATCH, len(self.data.train)))
+        return max(1, min(_LARGEST_BATCH, self.rows.train))
 
     def _limits(self, profile: HardwareProfile) -> dict[str, Any]:
         limits = Limits.of(self.spec)
@@ -142,14 +138,14 @@ class JobPlans:
 
     def steps(self, batch: int) -> int:
         """Optimizer steps of the whole job."""
-        steps = -(-len(self.data.train) // batch) * self.spec.train.epochs
+        steps = -(-self.rows.train // batch) * self.spec.train.epochs
         return min(steps, self.spec.train.max_steps or steps)
 
     def way(self, kind: str, profile: HardwareProfile, tried: Tried, batch: int) -> Way:
         """The plan as what placement and the run need of it."""
         policy = tried.answer.policy
         assert policy is not None
-        tokens = float(self.steps(batch) * batch * self.data.train.longest)
+        tokens = float(self.steps(batch) * batch * self.rows.longest)
         asked = demand(policy, self._facts(tried.micro_batch), tried.answer.predicted)
         return Way(
             option=asdict(option(asked, kind=kind, work_tokens=tokens, startup_s=_STARTUP_S)),
@@ -159,7 +155,7 @@ class JobPlans:
 
     def notes(self) -> list[str]:
         """What the person should know about the rows."""
-        refused = self.data.report.refused
+        refused = self.rows.refused
         return [f"{refused} rows cannot be used: lazytrain data check says why"] if refused else []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...jobs.errors import LazytrainError, NotFound
+from ...jobs.errors import LazytrainError, NotFound, Unreachable
 from ...jobs.lifecycle import JobState
 from ...schedulers.hardware import same_gpu
 from ..admission import STAGE, Admission, AdmissionOrder, Answer
@@ -114,6 +114,9 @@ def _fixed_batch(desk: Desk, job: Job) -> int | None:
 
 
 def _take_in(desk: Desk, job: Job, found: Admission | LazytrainError) -> None:
+    if isinstance(found, Unreachable):  # nothing is wrong with the job: it is asked again
+        desk.tell(job, "no_node", f"waits to be planned: {found.message}")
+        return
     if isinstance(found, LazytrainError):
         _reject(desk, job, found)
         return

@@ -1,7 +1,7 @@
 """From a job file and the profiles of unlike nodes to the ways in which the job can run."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -9,29 +9,28 @@ from lazytrain.jobs.errors import DataError, ModelError
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
-from lazytrain.platform import planning
-from lazytrain.platform.admission import AdmissionOrder
+from lazytrain.platform.admission import Admission, AdmissionOrder
 from lazytrain.platform.admission import plan_job as plan_job_module
-from lazytrain.platform.admission.plan_job import plan_job
+from lazytrain.platform.admission.measuring import Here
 from lazytrain.platform.demo.machine import base_profile
 from lazytrain.schedulers.placement import Option
 
 GIB = 1 << 30
 
 
-@pytest.fixture(autouse=True)
-def facts_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny model is the same in every test."""
+class Once(Here):
+    """Takes facts once: the tiny model is the same in every test."""
 
-    def facts_of(source: Any, *, batch: int, length: int, dtype: str) -> ModelFacts:
-        if (batch, length) not in _FACTS:
-            _FACTS[batch, length] = planning.facts_of(source, batch=batch, length=length, dtype=dtype)  # type: ignore[arg-type]
-        return _FACTS[batch, length]
+    taken: ClassVar[dict[tuple[int, int], ModelFacts]] = {}
 
-    monkeypatch.setattr(plan_job_module, "facts_of", facts_of)
+    def facts(self, model: Any, *, batch: int, length: int, dtype: Any) -> ModelFacts:
+        if (batch, length) not in self.taken:
+            self.taken[batch, length] = super().facts(model, batch=batch, length=length, dtype=dtype)
+        return self.taken[batch, length]
 
 
-_FACTS: dict[tuple[int, int], ModelFacts] = {}
+def plan_job(order: AdmissionOrder) -> Admission:
+    return plan_job_module.plan_job(order, Once(Path(order.cache) / "facts"))
 
 
 def profile(kind: str, *, gpu: int = GIB, host: int = 8 * GIB, flops: float = 1e10) -> dict[str, Any]:
