@@ -112,7 +112,4 @@ def measuring_of(settings: Settings) -> Measuring:
 
 def installed(package: str) -> bool:
     """Whether it could be imported, without doing so."""
-    try:
-        return find_spec(package) is not None
-    except (ImportError, ValueError):  # something keeps it from being imported
-        return False
+    return find_spec(package) is not None

@@ -125,9 +125,7 @@ def run(arguments: Sequence[str]) -> int:
     except LazytrainError as error:
         return _fail(error, as_json)
     except ModuleNotFoundError as error:
-        hint = (
-            "pip install lazytrain brings all; the images of a server and of a worker leave out what they do not do"
-        )
+        hint = "pip install lazytrain brings all; the images of a server and of a worker leave out what they do not do"
         return _fail(InputError(f"this needs {error.name}, which is not installed here", hint=hint), as_json)
     except Exception as error:
         log = write_trace(error, Settings.read().log_dir)
