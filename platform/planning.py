@@ -228,13 +228,18 @@ def emulated(profile: HardwareProfile) -> Emulated:
     """The emulated device with the memory and the links of ``profile``."""
     from ..jobs.executor.devices import Emulated
 
-    return Emulated(
-        memory_bytes=profile.gpu_budget_bytes,
-        h2d_bytes_s=profile.h2d_bytes_s,
-        d2h_bytes_s=profile.d2h_bytes_s,
-        nvme_read_bytes_s=profile.nvme_read_bytes_s,
-        nvme_write_bytes_s=profile.nvme_write_bytes_s,
-    )
+    return Emulated(**emulated_fields(profile))
+
+
+def emulated_fields(profile: HardwareProfile) -> dict[str, Any]:
+    """Fields of `emulated`, also where torch is not installed."""
+    return {
+        "memory_bytes": profile.gpu_budget_bytes,
+        "h2d_bytes_s": profile.h2d_bytes_s,
+        "d2h_bytes_s": profile.d2h_bytes_s,
+        "nvme_read_bytes_s": profile.nvme_read_bytes_s,
+        "nvme_write_bytes_s": profile.nvme_write_bytes_s,
+    }
 
 
 def plain_training_bytes(facts: ModelFacts) -> int:

@@ -16,7 +16,7 @@ from ...schedulers.demand import demand
 from ...schedulers.hardware import Budgets, HardwareProfile
 from ...schedulers.options import option
 from ...schedulers.planner import Plan, plan
-from ..planning import Limits, emulated
+from ..planning import Limits, emulated_fields
 from .measuring import Measuring, RowFigures
 from .values import Admission, AdmissionOrder, Way
 
@@ -170,7 +170,7 @@ def _rows(tried: Tried) -> int:
 def _device(profile: HardwareProfile, gpu_bytes: int) -> dict[str, Any]:
     if profile.device != "emulated":
         return {"kind": profile.device}
-    return {"kind": "emulated", **asdict(emulated(profile)), "memory_bytes": gpu_bytes}
+    return {"kind": "emulated", **emulated_fields(profile), "memory_bytes": gpu_bytes}
 
 
 def _limit_words(error: DoesNotFit | OutOfTime) -> str:
