@@ -144,7 +144,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, only: Callable[..., dict[s
                 process.wait(60)
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 90.0) -> None:
+def wait_for(what: Callable[[], bool], seconds: float = 150.0) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, "it did not happen"
@@ -220,7 +220,7 @@ def test_what_the_pages_show_runs(
     bad = files / "bad.jsonl"
     bad.write_text('{"nothing": 1}\n', encoding="utf-8")
     refused = service.client.submit(load_spec(files / "job.yaml", (f"data.train.0.path={bad}",)))
-    ended = service.client.wait(refused.id, timeout_s=90)
+    ended = service.client.wait(refused.id, timeout_s=150)
     assert ended.state == "REJECTED" and "no usable row in" in ended.sentence, "what a node finds wrong is said as here"
 
 
