@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..jobs.errors import NotFound
 from ..platform.api import Origins
 from ..platform.client import Client
-from . import plots
+from ..schedulers import drawing
 from .pages import compare, job, login, nodes, overview, plan, queue, submit
 from .web import Door, State, Visit, page
 
@@ -76,8 +76,8 @@ def _plot_files() -> list[Route]:
         return lambda request: Response(text, media_type=kind, headers={"cache-control": "no-cache"})
 
     return [
-        Route("/static/plots.css", file(plots.STYLE, "text/css")),
-        Route("/static/plots.js", file(plots.SCRIPT, "text/javascript")),
+        Route("/static/plots.css", file(drawing.STYLE, "text/css")),
+        Route("/static/plots.js", file(drawing.SCRIPT, "text/javascript")),
     ]
 
 

@@ -1,6 +1,8 @@
 """From a job file to a plan: find the model's shape, take its facts at a batch, ask the planner.
 
-Torch and transformers are imported where they are used: planning for a model whose facts are known starts without."""
+Torch and transformers are imported where they are used, because planning for a model whose facts are known starts
+without, and so is the solver, which a node that measures models for a server does not have.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,6 @@ from ..jobs.spec import JobSpec
 from ..jobs.units import format_bytes
 from ..schedulers.batch_search import BatchSearch, Probe
 from ..schedulers.hardware import HardwareProfile, hardware, known_models, model_config
-from ..schedulers.planner import Plan, plan
 from ..schedulers.simulator import simulate
 from .known_facts import KnownFacts
 
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from ..jobs.executor.devices import Emulated
+    from ..schedulers.planner import Plan
 
+_ORIGIN = ("_name_or_path", "transformers_version")
+"""Entries of a configuration that say where it is from."""
 PLAIN_BYTES_PER_PARAMETER = 16
 """Mixed-precision AdamW without offloading: bf16 weight and gradient, float32 master, m and v."""
 
@@ -82,12 +86,12 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> PretrainedConfi
     return config
 
 
-def model_of(spec: JobSpec, name: str | None = None) -> ModelSource:
+def model_of(spec: JobSpec) -> ModelSource:
     """What the job trains, without weights: its configuration, or the model on ``meta`` with what is frozen.
 
-    ``name`` stands in for ``model.path``. Raises ModelError, also for names that the model lacks.
+    Raises ModelError, also for names that the model lacks.
     """
-    source = find_model(name or spec.model.path, trust_remote_code=spec.model.trust_remote_code)
+    source = find_model(spec.model.path, trust_remote_code=spec.model.trust_remote_code)
     if spec.lora is None and not spec.train.freeze:
         return source
     import torch
@@ -131,7 +135,7 @@ def facts_of(
 ) -> ModelFacts:
     """Facts of the model at ``batch`` rows of ``length`` tokens. Raises ModelError.
 
-    Those of a configuration are taken from ``known`` and kept there.
+    Those of a configuration are taken from ``known`` and kept there, unless code that comes with the model decides.
     """
 
     def measure() -> ModelFacts:
@@ -139,9 +143,23 @@ def facts_of(
 
         return model_facts(source, micro_batch=batch, sequence_length=length, dtype=dtype)
 
-    if known is None or not isinstance(source, dict):
+    shape = None if known is None else shape_of(source)
+    if known is None or shape is None:
         return measure()
-    return known.of(source, measure, batch=batch, length=length, dtype=dtype)
+    return known.of(shape, measure, batch=batch, length=length, dtype=dtype)
+
+
+def shape_of(source: ModelSource) -> dict[str, Any] | None:
+    """What facts depend on of a configuration, as JSON values; None for a model, and where code of its own decides."""
+    if isinstance(source, dict):
+        config = source
+    else:
+        from transformers import PretrainedConfig
+
+        if not isinstance(source, PretrainedConfig):
+            return None
+        config = json.loads(source.to_json_string(use_diff=False), parse_constant=str)
+    return None if "auto_map" in config else {name: value for name, value in config.items() if name not in _ORIGIN}
 
 
 def make_plan(
@@ -155,6 +173,8 @@ def make_plan(
 
     With ``facts_at`` it says whether a smaller micro-batch would fit.
     """
+    from ..schedulers.planner import plan
+
     return plan(
         facts,
         profile,
@@ -211,13 +231,18 @@ def emulated(profile: HardwareProfile) -> Emulated:
     """The emulated device with the memory and the links of ``profile``."""
     from ..jobs.executor.devices import Emulated
 
-    return Emulated(
-        memory_bytes=profile.gpu_budget_bytes,
-        h2d_bytes_s=profile.h2d_bytes_s,
-        d2h_bytes_s=profile.d2h_bytes_s,
-        nvme_read_bytes_s=profile.nvme_read_bytes_s,
-        nvme_write_bytes_s=profile.nvme_write_bytes_s,
-    )
+    return Emulated(**emulated_fields(profile))
+
+
+def emulated_fields(profile: HardwareProfile) -> dict[str, Any]:
+    """Fields of `emulated`, also where torch is not installed."""
+    return {
+        "memory_bytes": profile.gpu_budget_bytes,
+        "h2d_bytes_s": profile.h2d_bytes_s,
+        "d2h_bytes_s": profile.d2h_bytes_s,
+        "nvme_read_bytes_s": profile.nvme_read_bytes_s,
+        "nvme_write_bytes_s": profile.nvme_write_bytes_s,
+    }
 
 
 def plain_training_bytes(facts: ModelFacts) -> int:

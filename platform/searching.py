@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..jobs.data import prepare
+from ..jobs.data import Rows, prepare
 from ..jobs.errors import LazytrainError
 from ..jobs.spec import JobSpec
 from ..schedulers.best_batch import Tried
 from ..schedulers.hardware import HardwareProfile
 from .admission import AdmissionOrder
+from .admission.measuring import Here, RowFigures
 from .admission.plan_job import JobPlans
 from .artifacts import AttemptFiles, JobFiles, read_json, write_json
 from .cluster.local import Connection
@@ -55,8 +56,7 @@ def main(order_file: Path, address: str, node: str) -> int:
 def _search(order: RunOrder, address: str, node: str, pulse: Pulse) -> dict[str, Any]:
     pulse.doing = "the first batch is tried"
     stop = asked_to_stop(order.run_dir / "stop")
-    job, profile = open_job(order)
-    rows = job.data.train
+    job, rows, profile = open_job(order)
     longest = rows.take(sorted(range(len(rows)), key=lambda i: -len(rows.input_ids[i]))[: job.largest()])
 
     def heard(trial: Trial) -> None:
@@ -91,7 +91,7 @@ def _search(order: RunOrder, address: str, node: str, pulse: Pulse) -> dict[str,
     return {"status": "done"}
 
 
-def open_job(order: RunOrder) -> tuple[JobPlans, HardwareProfile]:
+def open_job(order: RunOrder) -> tuple[JobPlans, Rows, HardwareProfile]:
     """The job with its rows, and the machine that it is planned for."""
     spec = JobSpec.model_validate(order.spec)
     cache = str(order.run_dir / "rows")
@@ -99,7 +99,9 @@ def open_job(order: RunOrder) -> tuple[JobPlans, HardwareProfile]:
         job=order.job, spec=order.spec, profiles={}, cache=cache, memory_share=order.search["memory_share"]
     )
     profile = HardwareProfile.model_validate(order.search["profile"])
-    return JobPlans(spec, asked, prepare(spec.data, load_tokenizer(spec), cache=cache)), profile
+    data = prepare(spec.data, load_tokenizer(spec), cache=cache)
+    measuring = Here(Settings.read().home.absolute() / "facts")
+    return JobPlans(spec, asked, RowFigures.of(data), measuring), data.train, profile
 
 
 def answer(job: JobPlans, profile: HardwareProfile, kind: str, search: Search) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class Settings(BaseModel):
     """Shared memory of a local Ray. No tensor travels through it, so that the memory is left for offloading."""
     ray_memory_threshold: float = Field(default=0.97, gt=0.0, le=1.0)
     """Share of the host memory in use from which Ray kills a worker before the kernel kills something else."""
+    ray_address: str = ""
+    """``HOST:PORT`` of the Ray cluster whose nodes measure models where torch is not installed; `serve` sets it."""
     start_timeout_s: float = Field(default=120.0, gt=0)
     """Longest wait for a process on the cluster to start."""
     stop_timeout_s: float = Field(default=20.0, gt=0)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -10,8 +14,73 @@ os.environ["OMP_NUM_THREADS"] = "1"  # also for the processes that tests start
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+
+IMAGES = Path(__file__).parents[1] / "deploy" / "images"
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+HIDE = """
+import sys
+from importlib.machinery import PathFinder
+from importlib.metadata import DistributionFinder
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if path is None and name in {modules!r}:  # Ray brings some packages of its own
+            path = [entry for entry in sys.path if not entry.endswith("-packages")]
+        return super().find_spec(name, path, target)
+
+    @classmethod
+    def find_distributions(cls, context=DistributionFinder.Context()):
+        hidden = context.name and context.name.lower().replace("_", "-") in {packages!r}
+        return iter(()) if hidden else super().find_distributions(context)
+
+sys.meta_path[:] = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+@pytest.fixture(scope="session")
+def only(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
+    """The environment of processes that find only the packages of a role's image, and none of ``without``."""
+
+    def environment(role: str, *without: str) -> dict[str, str]:
+        there = needed((IMAGES / f"{role}.txt").read_text(encoding="utf-8").splitlines()) | {"lazytrain"}
+        owners = {name: {_plain(owner) for owner in of} for name, of in packages_distributions().items()}
+        modules = {name for name, of in owners.items() if not there & of} | set(without)
+        packages = {package for of in owners.values() for package in of} - there
+        folder = tmp_path_factory.mktemp(role)
+        # Python imports a module of this name when it starts, also in the processes that a process starts.
+        (folder / "sitecustomize.py").write_text(HIDE.format(modules=modules, packages=packages), encoding="utf-8")
+        return {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), *filter(None, sys.path)))}
+
+    return environment
+
+
+def needed(lines: Iterable[str]) -> set[str]:
+    """Names of the packages that pip would install for a file of requirements, as far as they are installed here."""
+    asked = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    found: dict[str, set[str]] = {}
+    while asked:
+        one = asked.pop()
+        name, extras = _plain(one.name), found.setdefault(_plain(one.name), set())
+        if extras >= {"", *one.extras}:
+            continue
+        extras |= {"", *one.extras}
+        try:
+            wanted = distribution(name).requires or []
+        except PackageNotFoundError:
+            continue
+        for each in map(Requirement, wanted):
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras):
+                asked.append(each)
+    return set(found)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")

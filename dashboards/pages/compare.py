@@ -10,9 +10,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...jobs.errors import InputError, NotFound
+from ...platform import facts
 from ...platform.artifacts import JOB_ID
 from ...platform.schemas import JobView
-from .. import facts, plots
+from ...schedulers import drawing
 from ..web import Visit, page
 from .masking import masked
 
@@ -51,7 +52,7 @@ def _drawn(visit: Visit, jobs: Sequence[JobView]) -> list[Markup]:
     labels = labels_of(jobs)
     key = ("compare", *labels)
     series = visit.once(key, lambda: facts.run_series(visit.client, labels, _METRICS, points=_POINTS), fresh_s=4.0)
-    return [Markup(plots.draw_series(plot)) for plot in series.values() if plot.lines]
+    return [Markup(drawing.draw_series(plot)) for plot in series.values() if plot.lines]
 
 
 def labels_of(jobs: Sequence[JobView]) -> dict[str, str]:

@@ -11,8 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...jobs.errors import LazytrainError, NotFound
+from ...platform import facts
 from ...platform.schemas import EventView, JobView
-from .. import facts, plots
+from ...schedulers import drawing
 from ..web import Visit, page
 from . import logs
 from .masking import masked_yaml
@@ -44,9 +45,9 @@ def _training(visit: Visit, job: JobView) -> dict[str, Any]:
     series = visit.once(
         ("series", job.id), lambda: facts.run_series(visit.client, {job.id: job.name}, facts.METRICS, points=_POINTS)
     )
-    drawn = [plots.draw_series(plot) for plot in series.values() if plot.lines]
+    drawn = [drawing.draw_series(plot) for plot in series.values() if plot.lines]
     if times.plot.lines:
-        drawn.append(plots.draw_series(times.plot))
+        drawn.append(drawing.draw_series(times.plot))
     failed = job.state == "FAILED"
     last = visit.read("log", job.id, tail=12, fresh_s=5.0).text if failed else ""
     return {"times": times, "series": series, "drawn": [Markup(html) for html in drawn], "last_lines": last}
@@ -56,7 +57,7 @@ def _plan(visit: Visit, job: JobView) -> dict[str, Any]:
     policy = visit.once(("policy", job.id), lambda: _if_there(lambda: visit.client.policy(job.id)), fresh_s=10.0)
     if visit.part == "timelines" and policy is not None:
         return {"policy": policy, **_timelines(visit, job)}
-    drawn = plots.draw_policy_map(facts.map_of(policy.model_dump(mode="json", by_alias=True))) if policy else ""
+    drawn = drawing.draw_policy_map(facts.map_of(policy.model_dump(mode="json", by_alias=True))) if policy else ""
     return {"policy": policy, "map": Markup(drawn), **_timelines(visit, job, wait=False)}
 
 
@@ -69,7 +70,7 @@ def _timelines(visit: Visit, job: JobView, *, wait: bool = True) -> dict[str, An
             predicted = visit.once(("predicted", job.id), lambda: _timeline(visit, job, predicted=True), 600.0)
     except LazytrainError as error:
         why = error.message
-    drawn = Markup(plots.draw_timelines(predicted, measured)) if predicted or measured else ""
+    drawn = Markup(drawing.draw_timelines(predicted, measured)) if predicted or measured else ""
     return {"timelines": drawn, "waits": not wait, "why": why, "exposed": _exposed(predicted, measured)}
 
 

@@ -11,8 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...jobs.errors import NotFound
+from ...platform import facts
 from ...platform.schemas import JobView, NodeView
-from .. import facts, plots
+from ...schedulers import drawing
 from ..web import Visit, page
 from ..web.rendering import number, size
 
@@ -66,7 +67,7 @@ def _charts(visit: Visit, jobs: list[JobView]) -> list[Markup]:
         ("gpus", *labels), lambda: facts.run_series(visit.client, labels, _METRICS, points=_POINTS), fresh_s=5.0
     )
     named = (replace(plot, title=_METRICS[name]) for name, plot in series.items())
-    return [Markup(plots.draw_series(plot)) for plot in named if plot.lines]
+    return [Markup(drawing.draw_series(plot)) for plot in named if plot.lines]
 
 
 def change(visit: Visit) -> Response:

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...jobs.errors import Forbidden, InputError, LazytrainError
+from ...platform import facts
 from ...platform.schemas import NodeView, ShapeAnswer, ShapeQuestion
+from ...schedulers import drawing
 from ...schedulers.hardware import known_gpus, known_models
-from .. import facts, plots
 from ..web import Visit, page
 
 PLANNERS = {
@@ -102,14 +103,14 @@ def _question(values: Mapping[str, str]) -> ShapeQuestion:
 
 def _drawn_map(answer: ShapeAnswer) -> Markup | str:
     policy = answer.plan.get("policy")
-    return Markup(plots.draw_policy_map(facts.map_of(policy))) if policy else ""
+    return Markup(drawing.draw_policy_map(facts.map_of(policy))) if policy else ""
 
 
 def _drawn_timeline(answer: ShapeAnswer) -> Markup | str:
     timeline = facts.timeline_of(answer.timeline)
     if timeline is None:
         return ""
-    return Markup(plots.draw_timelines(timeline, None, title="Predicted timeline of one step"))
+    return Markup(drawing.draw_timelines(timeline, None, title="Predicted timeline of one step"))
 
 
 def comparison(answer: ShapeAnswer) -> Iterable[dict[str, Any]]:

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...jobs.errors import Conflict, InputError
+from ...platform import facts
 from ...platform.schemas import JobView, QueueEntry, QueueView
-from .. import facts, plots
+from ...schedulers import drawing
 from ..web import Visit, page
 
 PER_PAGE = 50
@@ -46,7 +47,7 @@ def queue(visit: Visit) -> Response:
         running=sum(entry.state != "PAUSED" for entry in found.running),
         find=visit.asked("find"),
         mine=mine,
-        expected=lambda: Markup(plots.draw_queue(facts.queue_facts(found, time.time()))),
+        expected=lambda: Markup(drawing.draw_queue(facts.queue_facts(found, time.time()))),
     )
 
 

@@ -1,5 +1,5 @@
-# Controller and API, and the head of the Ray cluster beside them. Planning measures models on fake tensors: that needs
-# PyTorch, but no GPU, so this is its build for CPUs. Nothing is trained here, so the native kernel is not compiled.
+# Controller and API, and the head of the Ray cluster beside them, without PyTorch (server.txt): what planning has to know
+# of models and rows is measured on the nodes that train. Nothing is trained here, so the native kernel is not compiled.
 FROM python:3.12.12-slim-bookworm AS build
 COPY . /src
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src
@@ -12,9 +12,10 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 10001 lab \
  && install -d -o lab -g lab /tmp/ray
-RUN pip install --index-url https://download.pytorch.org/whl/cpu "torch>=2.7,<2.14"
+COPY deploy/images/server.txt /opt/lazytrain/server.txt
+RUN pip install --requirement /opt/lazytrain/server.txt
 COPY --from=build /wheels /wheels
-RUN pip install "$(echo /wheels/*.whl)[server]"
+RUN pip install --no-deps /wheels/*.whl
 COPY --chmod=755 deploy/ray/node.sh /opt/lazytrain/node.sh
 
 USER 10001

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any
 
-from ...jobs.data import Prepared, prepare
 from ...jobs.errors import DoesNotFit, OutOfTime
 from ...jobs.frozen import digest
 from ...jobs.model_facts import ModelFacts
@@ -20,26 +17,23 @@ from ...schedulers.demand import demand
 from ...schedulers.hardware import Budgets, HardwareProfile
 from ...schedulers.options import option
 from ...schedulers.planner import Plan, plan
-from ..known_facts import KnownFacts
-from ..planning import Limits, ModelSource, emulated, facts_of, find_model, load_tokenizer, model_of
-from ..settings import Settings
+from ..planning import Limits, emulated_fields
+from .measuring import Measuring, RowFigures
 from .values import Admission, AdmissionOrder, Way
 
 _LARGEST_BATCH = 256
-_NAMES = ("_name_or_path", "transformers_version")
-"""Entries of a model's configuration that say where it is from."""
 _STARTUP_S = 15.0
 """From the start of a run to its first step: imports, loading, evaluation before training."""
 
 
-def plan_job(order: AdmissionOrder) -> Admission:
-    """Plan the job for each profile of the order.
+def plan_job(order: AdmissionOrder, measuring: Measuring) -> Admission:
+    """Plan the job for each profile of the order, with what ``measuring`` finds out about it.
 
     The rows of an optimizer step are the same everywhere: those of the job file, of an earlier admission, or else those
     that train fastest on the kind of node that is fastest. Raises the typed errors of what is wrong with model or data.
     """
     spec = JobSpec.model_validate(order.spec)
-    job = JobPlans(spec, order, prepare(spec.data, load_tokenizer(spec), cache=order.cache))
+    job = JobPlans(spec, order, measuring.rows(spec, order.cache), measuring)
     profiles = {kind: HardwareProfile.model_validate(fields) for kind, fields in order.profiles.items()}
     found, refused = job.plan_all(profiles)
     batch = _rows_of_a_step(found) or job.batch or 1
@@ -60,12 +54,12 @@ _MOST_MADE = 256
 
 @dataclass
 class JobPlans:
-    """A job with its rows, and its plans for machines."""
+    """A job with what is known of its rows, and its plans for machines."""
 
     spec: JobSpec
     order: AdmissionOrder
-    data: Prepared
-    kept: KnownFacts = field(default_factory=lambda: KnownFacts(Settings.read().home / "facts"))
+    rows: RowFigures
+    measuring: Measuring
     _known: dict[int, ModelFacts] = field(default_factory=dict)
 
     @property
@@ -74,33 +68,12 @@ class JobPlans:
         asked = self.spec.train.batch
         return self.order.batch or (None if asked == "auto" else int(asked))
 
-    @cached_property
-    def _source(self) -> ModelSource:
-        return model_of(self.spec)
-
     def facts(self, rows: int) -> ModelFacts:
         """Facts of the model at so many rows of the longest length; they are the same on every kind of node."""
         if rows not in self._known:
-            length, dtype = self.data.train.longest, self.spec.model.dtype
-
-            def measure() -> ModelFacts:
-                return facts_of(self._source, batch=rows, length=length, dtype=dtype)
-
-            model = self._shape_of_model
-            self._known[rows] = (
-                self.kept.of(model, measure, batch=rows, length=length, dtype=dtype) if model else measure()
-            )
+            length, dtype = self.rows.longest, self.spec.model.dtype
+            self._known[rows] = self.measuring.facts(self.spec, batch=rows, length=length, dtype=dtype)
         return self._known[rows]
-
-    @cached_property
-    def _shape_of_model(self) -> dict[str, Any]:
-        """All of the job that facts depend on beside rows; nothing for a model whose own code could change them."""
-        model = find_model(self.spec.model.path, trust_remote_code=self.spec.model.trust_remote_code)
-        config = model if isinstance(model, dict) else json.loads(model.to_json_string(use_diff=False))
-        if "auto_map" in config:
-            return {}
-        shape = {name: value for name, value in config.items() if name not in _NAMES}
-        return {"config": shape, **self.spec.model_dump(mode="json", include={"lora": True, "train": {"freeze"}})}
 
     def plan_all(
         self, profiles: Mapping[str, HardwareProfile]
@@ -144,7 +117,7 @@ class JobPlans:
         asked = self._all_that_counts(profile, batch, high, limits)
         if asked not in _MADE:
             found = best_batch(self.facts, profile, high=high, global_batch=batch, **limits).best
-            if not asked or (found.answer.solver is not None and found.answer.solver.out_of_time):
+            if found.answer.solver is not None and found.answer.solver.out_of_time:
                 return found  # next time there may be more time
             _MADE[asked] = found
             while len(_MADE) > _MOST_MADE:
@@ -152,12 +125,9 @@ class JobPlans:
         return _MADE[asked]
 
     def _all_that_counts(self, profile: HardwareProfile, batch: int | None, high: int, limits: dict[str, Any]) -> str:
-        """The same for questions with the same answer; empty where the answer is not to be kept."""
-        if not self._shape_of_model:
-            return ""
+        """The same for questions with the same answer."""
         limits = {**limits, "optimizer": self.spec.optimizer.model_dump(mode="json")}
-        rows = [self.data.train.longest, self.spec.model.dtype, batch, high]
-        return digest(self._shape_of_model, rows, profile.model_dump(mode="json"), limits)
+        return digest(self.facts(1).digest, batch, high, profile.model_dump(mode="json"), limits)
 
     def plan_at(self, profile: HardwareProfile, rows: int) -> tuple[ModelFacts, Plan]:
         """Facts and plan of steps of one micro-batch of ``rows``."""
@@ -166,7 +136,7 @@ class JobPlans:
 
     def largest(self) -> int:
         """Most rows that a step may have."""
-        return max(1, min(_LARGEST_BATCH, len(self.data.train)))
+        return max(1, min(_LARGEST_BATCH, self.rows.train))
 
     def _limits(self, profile: HardwareProfile) -> dict[str, Any]:
         limits = Limits.of(self.spec)
@@ -183,14 +153,14 @@ class JobPlans:
 
     def steps(self, batch: int) -> int:
         """Optimizer steps of the whole job."""
-        steps = -(-len(self.data.train) // batch) * self.spec.train.epochs
+        steps = -(-self.rows.train // batch) * self.spec.train.epochs
         return min(steps, self.spec.train.max_steps or steps)
 
     def way(self, kind: str, profile: HardwareProfile, tried: Tried, batch: int) -> Way:
         """The plan as what placement and the run need of it."""
         policy = tried.answer.policy
         assert policy is not None
-        tokens = float(self.steps(batch) * batch * self.data.train.longest)
+        tokens = float(self.steps(batch) * batch * self.rows.longest)
         asked = demand(policy, self.facts(tried.micro_batch), tried.answer.predicted)
         return Way(
             option=asdict(option(asked, kind=kind, work_tokens=tokens, startup_s=_STARTUP_S)),
@@ -200,7 +170,7 @@ class JobPlans:
 
     def notes(self) -> list[str]:
         """What the person should know about the rows."""
-        refused = self.data.report.refused
+        refused = self.rows.refused
         return [f"{refused} rows cannot be used: lazytrain data check says why"] if refused else []
 
 
@@ -215,7 +185,7 @@ def _rows(tried: Tried) -> int:
 def _device(profile: HardwareProfile, gpu_bytes: int) -> dict[str, Any]:
     if profile.device != "emulated":
         return {"kind": profile.device}
-    return {"kind": "emulated", **asdict(emulated(profile)), "memory_bytes": gpu_bytes}
+    return {"kind": "emulated", **emulated_fields(profile), "memory_bytes": gpu_bytes}
 
 
 def _limit_words(error: DoesNotFit | OutOfTime) -> str:

@@ -15,6 +15,8 @@ from typing import Any, TextIO
 
 from ...jobs.errors import LazytrainError
 from ..logs import quiet_libraries
+from ..settings import Settings
+from .measuring import measuring_of
 from .plan_job import plan_job
 from .questions import QUESTIONS
 from .values import AdmissionOrder
@@ -33,10 +35,11 @@ def main() -> None:
 def _answer(answers: TextIO, fields: dict[str, Any]) -> None:
     answer: dict[str, Any] = {"job": fields["job"]}
     try:
+        measuring = measuring_of(Settings.read())
         if "kind" in fields:
-            answer["values"] = QUESTIONS[fields["kind"]](fields["values"])
+            answer["values"] = QUESTIONS[fields["kind"]](fields["values"], measuring)
         else:
-            answer["admission"] = plan_job(AdmissionOrder(**fields)).model_dump(mode="json")
+            answer["admission"] = plan_job(AdmissionOrder(**fields), measuring).model_dump(mode="json")
     except LazytrainError as error:
         answer["error"] = error.to_dict()
     except Exception as error:  # one job that cannot be planned must not keep the others from it

@@ -10,11 +10,12 @@ from ...jobs.policy import Policy
 from ...jobs.spec import JobSpec
 from ...schedulers.hardware import HardwareProfile, hardware
 from ...schedulers.simulator import simulate
-from ..planning import Limits, facts_of, find_model, make_plan, model_of
+from ..planning import Limits, make_plan
+from .measuring import Measuring
 from .together import plan_beside
 
 
-def plan_shape(asked: Mapping[str, Any]) -> dict[str, Any]:
+def plan_shape(asked: Mapping[str, Any], measuring: Measuring) -> dict[str, Any]:
     """Plan a model at a batch for a machine, as ``lazytrain plan --model`` does.
 
     ``asked`` holds ``model``, ``batch``, ``length``, ``dtype``, ``planner``, ``gpu_memory``, ``host_memory``, ``nvme``,
@@ -23,10 +24,9 @@ def plan_shape(asked: Mapping[str, Any]) -> dict[str, Any]:
     """
     budgets: dict[str, Any] = {name: asked.get(name) for name in ("gpu_memory", "host_memory", "nvme")}
     profile = _profile(asked, budgets)
-    source = find_model(asked["model"])
 
     def facts_at(batch: int) -> ModelFacts:
-        return facts_of(source, batch=batch, length=asked["length"], dtype=asked["dtype"])
+        return measuring.facts(asked["model"], batch=batch, length=asked["length"], dtype=asked["dtype"])
 
     facts = facts_at(asked["batch"])
     limits = Limits(planner=asked["planner"], solve_seconds=asked["solve_seconds"], **budgets)
@@ -43,14 +43,15 @@ def _profile(asked: Mapping[str, Any], budgets: Mapping[str, Any]) -> HardwarePr
     return hardware(asked["gpu"], **budgets)
 
 
-def predicted_timeline(asked: Mapping[str, Any]) -> dict[str, Any]:
+def predicted_timeline(asked: Mapping[str, Any], measuring: Measuring) -> dict[str, Any]:
     """One step of a job as the simulator expects it: ``spec``, ``policy`` and ``profile``, each as JSON values."""
     spec, policy = JobSpec.model_validate(asked["spec"]), Policy.model_validate(asked["policy"])
-    facts = facts_of(model_of(spec), batch=policy.micro_batch, length=policy.sequence_length, dtype=spec.model.dtype)
+    shape = (policy.micro_batch, policy.sequence_length)
+    facts = measuring.facts(spec, batch=shape[0], length=shape[1], dtype=spec.model.dtype)
     return simulate(policy, facts, HardwareProfile.model_validate(asked["profile"])).to_dict()
 
 
-QUESTIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+QUESTIONS: dict[str, Callable[[Mapping[str, Any], Measuring], dict[str, Any]]] = {
     "shape": plan_shape,
     "timeline": predicted_timeline,
     "together": plan_beside,

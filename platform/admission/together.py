@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...jobs.data import prepare
 from ...jobs.errors import DoesNotFit
 from ...jobs.spec import JobSpec
 from ...schedulers.best_batch import Tried
@@ -15,7 +14,7 @@ from ...schedulers.options import Planned
 from ...schedulers.placement import Gpu, NodeState, Option
 from ...schedulers.planner import Plan
 from ...schedulers.together import plan_together
-from ..planning import load_tokenizer
+from .measuring import Measuring
 from .plan_job import JobPlans
 from .values import AdmissionOrder, Way
 
@@ -45,7 +44,7 @@ class _Starting:
         return self.plans.way(kind, profile, tried, self.batch)
 
 
-def plan_beside(asked: Mapping[str, Any]) -> dict[str, Any]:
+def plan_beside(asked: Mapping[str, Any], measuring: Measuring) -> dict[str, Any]:
     """Plan jobs that start on one node, together and beside those that run there.
 
     ``asked`` holds the node's ``profile`` (fields of `HardwareProfile`) and its ``node`` (fields of `NodeState`); the
@@ -55,7 +54,7 @@ def plan_beside(asked: Mapping[str, Any]) -> dict[str, Any]:
     others; neither has anything where plans made together do not fit, so that those made alone have to do.
     """
     profile, node = HardwareProfile.model_validate(asked["profile"]), _node(asked["node"])
-    starting = [_starting(job, node) for job in asked["starting"]]
+    starting = [_starting(job, node, measuring) for job in asked["starting"]]
     joint = plan_together(
         [job.on for job in starting],
         [profile] * len(starting),
@@ -69,14 +68,14 @@ def plan_beside(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"ways": [way.model_dump(mode="json") for way in ways], "tokens_per_s": list(joint.tokens_per_s)}
 
 
-def _starting(job: Mapping[str, Any], node: NodeState) -> _Starting:
+def _starting(job: Mapping[str, Any], node: NodeState, measuring: Measuring) -> _Starting:
     order = AdmissionOrder(
         job="", spec=job["spec"], profiles={}, cache=job["cache"], memory_share=job["memory_share"], batch=job["batch"]
     )
     spec = JobSpec.model_validate(order.spec)
-    rows = prepare(spec.data, load_tokenizer(spec), cache=order.cache)
+    plans = JobPlans(spec, order, measuring.rows(spec, order.cache), measuring)
     part = node.host_bytes // max(1, len(node.gpus))
-    return _Starting(JobPlans(spec, order, rows), job["batch"], part if job["host_bytes"] <= part else node.host_bytes)
+    return _Starting(plans, job["batch"], part if job["host_bytes"] <= part else node.host_bytes)
 
 
 def _node(fields: Mapping[str, Any]) -> NodeState:

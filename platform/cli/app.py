@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ...jobs.errors import LazytrainError
+from ...jobs.errors import InputError, LazytrainError
 from ..logs import quiet_libraries, write_trace
 from ..settings import Settings
 from . import (
@@ -123,10 +123,10 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except LazytrainError as error:
-        if as_json:
-            _print_json(error.to_dict())
-        _say(error.message, error.hint)
-        return error.exit_code
+        return _fail(error, as_json)
+    except ModuleNotFoundError as error:
+        hint = "pip install lazytrain brings all; the images of a server and of a worker leave out what they do not do"
+        return _fail(InputError(f"this needs {error.name}, which is not installed here", hint=hint), as_json)
     except Exception as error:
         log = write_trace(error, Settings.read().log_dir)
         message = f"unexpected {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -135,6 +135,13 @@ def run(arguments: Sequence[str]) -> int:
         _say(message, f"the full trace is in {log}")
         return 1
     return 0
+
+
+def _fail(error: LazytrainError, as_json: bool) -> int:
+    if as_json:
+        _print_json(error.to_dict())
+    _say(error.message, error.hint)
+    return error.exit_code
 
 
 def _print_json(error: dict[str, str]) -> None:

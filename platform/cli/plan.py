@@ -51,8 +51,8 @@ def command(
     with Output.opened(as_json) as output:
         from ...jobs.spec import load_spec
         from ...schedulers.hardware import hardware
-        from ..known_facts import KnownFacts
-        from ..planning import Limits, facts_of, find_model, make_plan, model_of
+        from ..admission.measuring import measuring_of
+        from ..planning import Limits, make_plan
         from ..settings import Settings
 
         job = load_spec(spec, settings or ()) if spec is not None else None
@@ -76,12 +76,11 @@ def command(
             solve_seconds=solve_seconds,
         )
         shape = _Shape.of(job, model, batch, length, dtype)
-        source = find_model(shape.model) if job is None else model_of(job, shape.model)
-
-        known = KnownFacts(Settings.read().home / "facts")
+        measuring = measuring_of(Settings.read())
+        asked = shape.model if job is None else _with_model(job, shape.model)
 
         def facts_at(batch: int) -> ModelFacts:
-            return facts_of(source, batch=batch, length=shape.length, dtype=shape.dtype, known=known)
+            return measuring.facts(asked, batch=batch, length=shape.length, dtype=shape.dtype)
 
         facts = facts_at(shape.batch)
         answer = make_plan(facts, profile, limits, facts_at=facts_at)
@@ -125,6 +124,10 @@ class _Shape:
                 " or let lazytrain tune search it",
             )
         return cls(model, batch, length, dtype or "bfloat16")
+
+
+def _with_model(job: JobSpec, path: str) -> JobSpec:
+    return job.model_copy(update={"model": job.model.model_copy(update={"path": path})})
 
 
 def _gpu_name(gpu: str | None, job: JobSpec | None) -> str:

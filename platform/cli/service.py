@@ -100,7 +100,14 @@ def serve(
         from .signals import stop_on_signal
 
         environment = _environment(
-            host=host, port=port, names=behind_proxy, tls_cert=tls_cert, tls_key=tls_key, roots=root, database=database
+            ray_address=ray_address,
+            host=host,
+            port=port,
+            names=behind_proxy,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            roots=root,
+            database=database,
         )
         settings = Settings.read({**os.environ, **environment})
         check_address(settings)
@@ -124,6 +131,7 @@ def serve(
 
 def _environment(
     *,
+    ray_address: str | None = None,
     host: str | None = None,
     port: int | None = None,
     names: list[str] | None = None,
@@ -134,6 +142,7 @@ def _environment(
 ) -> dict[str, str]:
     """Options as the settings that the processes read."""
     given = {
+        "RAY_ADDRESS": ray_address,
         "API_HOST": host,
         "API_PORT": port,
         "API_NAMES": ",".join(names) if names else None,

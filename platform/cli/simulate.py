@@ -32,10 +32,12 @@ def command(
         from ...schedulers.hardware import hardware
         from ...schedulers.simulator import predict
         from ...schedulers.simulator import simulate as run
-        from ..planning import facts_of, find_model
+        from ..admission.measuring import measuring_of
+        from ..settings import Settings
 
         decided = Policy.load(policy)
-        facts = facts_of(find_model(model), batch=decided.micro_batch, length=decided.sequence_length, dtype=dtype)
+        measuring, shape = measuring_of(Settings.read()), (decided.micro_batch, decided.sequence_length)
+        facts = measuring.facts(model, batch=shape[0], length=shape[1], dtype=dtype)
         decided.check(facts)
         profile = hardware(gpu)
         timeline = run(decided, facts, profile)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...jobs.errors import LazytrainError, NotFound
+from ...jobs.errors import LazytrainError, NotFound, Unreachable
 from ...jobs.frozen import digest
 from ...jobs.lifecycle import JobState
 from ...schedulers.hardware import same_gpu
@@ -141,6 +141,9 @@ def _fixed_batch(desk: Desk, job: Job) -> int | None:
 
 
 def _take_in(desk: Desk, job: Job, found: Admission | LazytrainError) -> None:
+    if isinstance(found, Unreachable):  # nothing is wrong with the job: it is asked again
+        desk.tell(job, "no_node", f"waits to be planned: {found.message}")
+        return
     if isinstance(found, LazytrainError):
         _reject(desk, job, found)
         return

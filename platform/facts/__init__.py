@@ -1,7 +1,6 @@
 """From the API's answers to the facts of the plots (`schedulers.drawing`): the first of every plot's two functions.
 
-It lies in the platform because ``lazytrain show``, ``top`` and ``--html`` need it and may not import from dashboards,
-which import it from here through `dashboards.facts`.
+It lies in the platform because ``lazytrain show``, ``top`` and ``--html`` need it as well as the pages.
 """
 
 from .machines import lab_usage, node_usage

@@ -28,8 +28,9 @@ def versions() -> dict[str, str]:
 
 
 def compare(node: Mapping[str, str], head: Mapping[str, str]) -> Comparison:
-    """The node's versions beside the head's."""
-    differing = {name: (node.get(name, ""), wanted) for name, wanted in head.items() if node.get(name, "") != wanted}
+    """The node's versions beside the head's. What the head does without, as a server does without torch, may be any."""
+    unlike = {name: (node.get(name, ""), wanted) for name, wanted in head.items() if node.get(name, "") != wanted}
+    differing = {name: pair for name, pair in unlike.items() if pair[1]}
     wrong = [name for name, pair in differing.items() if name in _MUST_BE_EQUAL or _minor(pair[0]) != _minor(pair[1])]
     return Comparison(_words(wrong, differing), _words([name for name in differing if name not in wrong], differing))
 

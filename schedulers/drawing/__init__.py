@@ -1,10 +1,9 @@
 """Every plot as two functions: its facts as plain values, and the facts drawn as HTML and SVG text.
 
 They lie here, below the platform, so that ``lazytrain show``, ``top`` and ``--html`` and the web pages draw the same
-facts alike. `platform.facts` takes them from the API's answers; `dashboards.facts` and `dashboards.plots` hand both on
-to the pages. Drawing is pure: it reads no clock, file or network, all text in it is escaped, and colours are classes of
-``plots.css``, one set for light and one for dark. No style or script stands in the markup, so that a strict content
-security policy holds.
+facts alike. `platform.facts` takes them from the API's answers. Drawing is pure: it reads no clock, file or network,
+all text in it is escaped, and colours are classes of ``plots.css``, one set for light and one for dark. No style or
+script stands in the markup, so that a strict content security policy holds.
 """
 
 from .draw_map import draw_map_legend, draw_policy_map

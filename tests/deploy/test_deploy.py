@@ -189,15 +189,17 @@ def test_what_an_image_copies_is_what_the_build_is_sent(image: str) -> None:
     )
 
 
-def test_the_worker_has_the_projects_dependencies_without_database_solver_and_api() -> None:
+@pytest.mark.parametrize("role", ["server", "worker"])
+def test_a_role_has_dependencies_of_the_project_in_its_versions(role: str) -> None:
+    """What it does with them, and that it needs no others, is in ``tests/platform/test_roles.py``."""
     project = Requirements(text_of(ROOT / "pyproject.toml"))
-    worker = [line for line in text_of(DEPLOY / "images" / "worker.txt").splitlines() if not line.startswith("#")]
-    for line in worker:
+    file = DEPLOY / "images" / f"{role}.txt"
+    lines = [line for line in text_of(file).splitlines() if not line.startswith("#")]
+    for line in lines:
         name = re.split(r"[^a-z0-9-]", line)[0].removesuffix("-skinny")
         assert project.versions[name] == re.sub(r"^[a-z0-9-]+(\[.+\])?", "", line), line
-    assert not {"sqlalchemy", "alembic", "ortools", "fastapi", "uvicorn", "mlflow"} & {
-        re.split("[^a-z-]", line)[0] for line in worker
-    }
+    image = text_of(file.with_suffix(".Dockerfile"))
+    assert f"--requirement /opt/lazytrain/{role}.txt" in image and "--no-deps /wheels/*.whl" in image
 
 
 class Requirements:

@@ -1,11 +1,13 @@
-"""The documents build without a warning, and every command that they or the README show exists."""
+"""The documents build without a warning, and every command that they, the README or ``--help`` show exists."""
 
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
+import click
 import pytest
 import typer
 from mkdocs.commands.build import build
@@ -19,11 +21,6 @@ from lazytrain.platform.settings import Settings
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 COMMAND = re.compile(r"(?:^|&& )(lazytrain [^#&|]*)")
-
-
-OTHER = re.compile(
-    r"(?:^|; |&& )(curl|python|pip|pytest|openssl|sqlite3|pg_dump|docker|kubectl|systemctl|sbatch|ray|mkdocs) (.*)"
-)
 
 RUN_BY = {
     "demo": "demo/test_demo.py",
@@ -47,36 +44,23 @@ RUN_BY = {
     ),
 }
 """The test below ``tests/platform`` that runs the command for real."""
-NEEDS = {
-    "curl": "a service that runs; the routes are asked by tests/platform/api",
-    "openssl": "nothing that we make",
-    "sqlite3": "SQLite's own program",
-    "pg_dump": "a Postgres server",
-    "pip": "a package index; tests/test_package.py installs the wheel",
-    "pytest": "to be outside of itself",
-    "docker": "a container engine",
-    "kubectl": "a Kubernetes cluster",
-    "systemctl": "a machine with systemd",
-    "sbatch": "a Slurm cluster",
-    "ray": "machines that are reached by ssh",
-}
-"""What the other programs that are shown need, so that no test runs them."""
 
 
-def blocks() -> list[tuple[str, str]]:
-    """Every indented line that is shown, with the page it stands on."""
-    shown = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" / "README.md", *PAGES]
-    return [
-        (page.name, line.strip())
-        for page in shown
-        for line in page.read_text(encoding="utf-8").splitlines()
-        if line.startswith("    ")
-    ]
+def examples_of(command: click.Command) -> Iterator[str]:
+    """What the generated page of commands shows, and ``--help``."""
+    for child in getattr(command, "commands", {}).values():
+        yield from examples_of(child)
+    for example in re.split(r"\s+or\s+|&&", (command.epilog or "").removeprefix("Example:")):
+        if example.strip().startswith("lazytrain "):
+            yield example.strip()
 
 
 def shown_commands() -> list[tuple[str, str]]:
-    """Every command line of ours, and the page it stands on."""
-    return [(page, match.strip()) for page, line in blocks() for match in COMMAND.findall(line)]
+    """Every command line of ours that a person is shown, and where. ``test_commands.py`` runs those of the pages."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *sorted((ROOT / "deploy").rglob("README.md"))]
+    lines = [(page.name, line) for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    shown = [(page, each) for page, line in lines if line[:4].isspace() for each in COMMAND.findall(line.strip())]
+    return shown + [("--help", line) for line in examples_of(typer.main.get_command(app))]
 
 
 @pytest.fixture(scope="module")
@@ -122,18 +106,6 @@ def test_a_shown_command_is_run_by_a_test(line: str) -> None:
     name = line.split()[1]
     test = (ROOT / "tests" / "platform" / RUN_BY[name]).read_text(encoding="utf-8")
     assert re.search(rf"\"{name}\"|\b{name}\(|import .*\b{name}\b", test), f"{RUN_BY[name]} does not run {name}"
-
-
-def test_other_programs_that_are_shown_are_run_or_need_what_is_not_here() -> None:
-    for page, line in blocks():
-        for program, rest in OTHER.findall(line):
-            if program == "python":
-                words = shlex.split(rest, comments=True)
-                script = ROOT / words[0]
-                assert script.is_file(), f"{page}: {line}"
-                assert all(word.partition("=")[0] in script.read_text(encoding="utf-8") for word in words[1:]), line
-            else:
-                assert program in NEEDS, f"{page}: {line}"
 
 
 def examples() -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -10,29 +10,33 @@ from lazytrain.jobs.errors import DataError, ModelError
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
-from lazytrain.platform import planning
-from lazytrain.platform.admission import AdmissionOrder
+from lazytrain.platform.admission import Admission, AdmissionOrder, measuring
 from lazytrain.platform.admission import plan_job as plan_job_module
-from lazytrain.platform.admission.plan_job import plan_job
+from lazytrain.platform.admission.measuring import Here
 from lazytrain.platform.demo.machine import base_profile
 from lazytrain.schedulers.placement import Option
 
 GIB = 1 << 30
 
 
-@pytest.fixture(autouse=True)
-def facts_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny model is the same in every test."""
+class Once(Here):
+    """Takes facts once: the tiny model is the same in every test."""
 
-    def facts_of(source: Any, *, batch: int, length: int, dtype: str) -> ModelFacts:
-        if (batch, length) not in _FACTS:
-            _FACTS[batch, length] = planning.facts_of(source, batch=batch, length=length, dtype=dtype)  # type: ignore[arg-type]
-        return _FACTS[batch, length]
+    taken: ClassVar[dict[tuple[int, int], ModelFacts]] = {}
 
-    monkeypatch.setattr(plan_job_module, "facts_of", facts_of)
+    def facts(self, model: Any, *, batch: int, length: int, dtype: Any) -> ModelFacts:
+        if (batch, length) not in self.taken:
+            self.taken[batch, length] = super().facts(model, batch=batch, length=length, dtype=dtype)
+        return self.taken[batch, length]
 
 
-_FACTS: dict[tuple[int, int], ModelFacts] = {}
+def plan_job(order: AdmissionOrder) -> Admission:
+    return plan_job_module.plan_job(order, Once(Path(order.cache) / "facts"))
+
+
+def plan_alone(order: AdmissionOrder) -> Admission:
+    """Without what other tests have measured."""
+    return plan_job_module.plan_job(order, Here(Path(order.cache) / "facts"))
 
 
 def profile(kind: str, *, gpu: int = GIB, host: int = 8 * GIB, flops: float = 1e10) -> dict[str, Any]:
@@ -101,19 +105,19 @@ def test_the_second_job_of_the_same_model_costs_neither_facts_nor_plans(
     tiny_job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profiles = {"big": profile("big"), "small": profile("small", gpu=9 << 20)}
-    first = plan_job(order(tiny_job, tmp_path, profiles=profiles))
+    first = plan_alone(order(tiny_job, tmp_path, profiles=profiles))
 
     def measured_again(*_: Any, **__: Any) -> None:
         raise AssertionError("it was known")
 
-    monkeypatch.setattr(plan_job_module, "facts_of", measured_again)
+    monkeypatch.setattr(measuring, "facts_of", measured_again)
     monkeypatch.setattr(plan_job_module, "best_batch", measured_again)
-    again = plan_job(order(tiny_job, tmp_path, "name=again", "train.learning_rate=2e-5", profiles=profiles))
+    again = plan_alone(order(tiny_job, tmp_path, "name=again", "train.learning_rate=2e-5", profiles=profiles))
     assert again.ways == first.ways
     with pytest.raises(AssertionError, match="it was known"):
-        plan_job(order(tiny_job, tmp_path, "train.freeze=[lm_head]", profiles=profiles))
+        plan_alone(order(tiny_job, tmp_path, "train.freeze=[lm_head]", profiles=profiles))
     with pytest.raises(AssertionError, match="it was known"):
-        plan_job(order(tiny_job, tmp_path, "plan.gpu_memory=900MB", profiles=profiles))
+        plan_alone(order(tiny_job, tmp_path, "plan.gpu_memory=900MB", profiles=profiles))
 
 
 def test_a_model_with_code_of_its_own_is_measured_each_time(
@@ -121,7 +125,6 @@ def test_a_model_with_code_of_its_own_is_measured_each_time(
 ) -> None:
     asked = order(tiny_job, tmp_path)
     config = {**json.loads((Path(asked.spec["model"]["path"]) / "config.json").read_text()), "auto_map": {"x": "y"}}
-    monkeypatch.setattr(plan_job_module, "find_model", lambda *_, **__: config)
-    plan_job(asked)
-    assert plan_job_module._MADE == {}
-    assert not (tmp_path / "home" / "facts").exists()
+    monkeypatch.setattr(measuring, "find_model", lambda *_, **__: config)
+    plan_alone(asked)
+    assert not (tmp_path / "rows" / "facts").exists()

@@ -9,6 +9,7 @@ import pytest
 from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
 from lazytrain.platform.admission import AdmissionOrder, Way
+from lazytrain.platform.admission.measuring import Here
 from lazytrain.platform.admission.plan_job import plan_job
 from lazytrain.platform.admission.together import plan_beside
 from lazytrain.platform.demo.machine import base_profile
@@ -32,7 +33,8 @@ def test_jobs_under_one_root_are_planned_for_their_part_of_it(
     spec = load_spec(tiny_job, ("plan.nvme=null", "train.max_steps=5", "train.batch=4")).model_dump(mode="json")
     cache = str(tmp_path / "rows")
     profile = machine.model_dump(mode="json")
-    alone = plan_job(AdmissionOrder(job="j-1", spec=spec, profiles={"big": profile}, cache=cache))
+    here = Here(tmp_path / "facts")
+    alone = plan_job(AdmissionOrder(job="j-1", spec=spec, profiles={"big": profile}, cache=cache), here)
     option = Option(**alone.ways["big"].option)
     gpus = (Gpu(id="0", pcie_root="r"), Gpu(id="1", pcie_root="r"))
     node = NodeState(name="n", kind="big", gpus=gpus, host_bytes=8 * GIB, pcie_bytes_s=2e8)
@@ -40,13 +42,13 @@ def test_jobs_under_one_root_are_planned_for_their_part_of_it(
 
     starting = {"spec": spec, "cache": cache, "memory_share": 1.0, "batch": 4, "root": "r", "host_bytes": GIB}
     asked: dict[str, Any] = {"profile": profile, "node": asdict(node), "starting": [starting]}
-    found = plan_beside({**asked, "beside": [{"option": asdict(option), "root": "r"}]})
+    found = plan_beside({**asked, "beside": [{"option": asdict(option), "root": "r"}]}, here)
     (way,) = (Way.model_validate(one) for one in found["ways"])
     assert Option(**way.option).work_tokens == option.work_tokens
     assert Policy.model_validate(way.policy).micro_batch * Policy.model_validate(way.policy).accumulation == 4
     assert way.device == alone.ways["big"].device
     assert found["tokens_per_s"][0] < 0.99 * option.tokens_per_s
-    assert plan_beside({**asked, "beside": []})["tokens_per_s"] == [pytest.approx(option.tokens_per_s)]
+    assert plan_beside({**asked, "beside": []}, here)["tokens_per_s"] == [pytest.approx(option.tokens_per_s)]
 
 
 def test_a_job_that_fits_only_alone_has_no_joint_plan(tiny_job: Path, tmp_path: Path, machine: HardwareProfile) -> None:
@@ -54,5 +56,6 @@ def test_a_job_that_fits_only_alone_has_no_joint_plan(tiny_job: Path, tmp_path: 
     taken = Option(kind="big", tokens_per_s=1.0, work_tokens=0.0, host_bytes=8 * GIB - 1)
     node = NodeState(name="n", kind="big", gpus=(Gpu(id="0"), Gpu(id="1")), host_bytes=8 * GIB)
     starting = {"spec": spec, "cache": str(tmp_path), "memory_share": 1.0, "batch": 4, "root": "", "host_bytes": GIB}
-    asked = {"profile": machine.model_dump(mode="json"), "node": asdict(node), "starting": [starting]}
-    assert plan_beside({**asked, "beside": [{"option": asdict(taken), "root": ""}]}) == {"ways": [], "tokens_per_s": []}
+    asked: dict[str, Any] = {"profile": machine.model_dump(mode="json"), "node": asdict(node), "starting": [starting]}
+    asked["beside"] = [{"option": asdict(taken), "root": ""}]
+    assert plan_beside(asked, Here(tmp_path / "facts")) == {"ways": [], "tokens_per_s": []}

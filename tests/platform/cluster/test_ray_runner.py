@@ -13,11 +13,14 @@ import psutil
 import pytest
 import ray
 
+from lazytrain.jobs.errors import LazytrainError
 from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
 from lazytrain.platform.artifacts import JobFiles, read_json
+from lazytrain.platform.cluster.elsewhere import Elsewhere
 from lazytrain.platform.cluster.ray_runner import RayRunner
 from lazytrain.platform.cluster.runs import HOST_LOST, Look, NodeReport, Phase, RunOrder
+from lazytrain.platform.cluster.survey import Witness
 from lazytrain.platform.inspection import versions
 from lazytrain.platform.planning import facts_of, find_model
 from lazytrain.platform.settings import Settings
@@ -202,3 +205,19 @@ def test_when_its_actor_is_killed_it_leaves_word_and_nothing_else(runner: RayRun
     assert outcome is not None
     assert (outcome.how, outcome.code) == ("died", HOST_LOST)
     assert psutil.wait_procs(processes, timeout=10)[1] == []
+
+
+def test_an_object_elsewhere_answers_is_made_again_and_gives_its_memory_back(
+    head: tuple[Settings, str], tmp_path: Path
+) -> None:
+    there = Elsewhere(*head, Witness)
+    found, sees = there.ask("answer", str(tmp_path), ["ray"])
+    assert (found["ray"], sees) == (versions()["ray"], True)
+    ray.kill(there._actor)  # as a node's memory monitor would
+    assert there.ask("now") > 0
+    with pytest.raises(LazytrainError, match=r"answer failed on node .*: TypeError"):
+        there.ask("answer", None, [])
+    there.release()
+    assert there._actor is None
+    assert there._connection is not None
+    there._connection.close()
