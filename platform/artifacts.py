@@ -12,6 +12,7 @@
     RUN_DIR/batch.json          what the search of the batch found, before the training
     RUN_DIR/stop                asks the training to save and leave
     RUN_DIR/pause               asks it to keep its state in host memory and to give its GPU up
+    RUN_DIR/policy.next.json    asks it to carry out this policy from the end of the step on
 
 The rest of the directory is that of `jobs.run_directory`.
 """
@@ -50,6 +51,7 @@ class JobFiles:
             self.path / "policy.json",
             self.path / "result.json",
         )
+        self.next_policy = self.path / "policy.next.json"
         self.mlflow = self.path / "mlflow_run.json"
         self.timeline, self.checkpoints, self.model = (
             self.path / "timeline.json",

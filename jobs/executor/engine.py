@@ -77,7 +77,7 @@ class Engine:
         NVMe, and OutOfMemory where there is no room for it. All is as before then.
         """
         policy.check(self.facts)
-        if _parked(policy) != _parked(self.policy):
+        if policy.homes_of_state != self.policy.homes_of_state:
             raise ProgramError(
                 "the new policy has optimizer state or gradients of other layers on NVMe",
                 hint="stop the run and resume it with that policy",
@@ -391,10 +391,6 @@ class Engine:
 
     def _is_parked(self, unit: int) -> bool:
         return self._steps.whole is not None and self._transfers.parking.holds_gradient_of(unit)
-
-
-def _parked(policy: Policy) -> list[tuple[str, str]]:
-    return [(layer.optimizer_home, layer.gradient_home) for layer in policy.layers]
 
 
 def _count(targets: Targets, normaliser: float | torch.Tensor | None) -> float | torch.Tensor:

@@ -112,6 +112,11 @@ class Policy(Frozen):
             weight_slots=weight_slots,
         )
 
+    @property
+    def homes_of_state(self) -> tuple[tuple[str, str], ...]:
+        """Where optimizer state and gradients of each layer are kept."""
+        return tuple((layer.optimizer_home, layer.gradient_home) for layer in self.layers)
+
     def parked(self, *, optimizer: Collection[int] = (), gradients: Collection[int] = ()) -> Policy:
         """This policy with the optimizer state and the gradients of exactly these layers on NVMe."""
         homes: dict[bool, Literal["host", "nvme"]] = {False: "host", True: "nvme"}

@@ -11,6 +11,7 @@ from ...jobs.spec import JobSpec
 from ...schedulers.hardware import HardwareProfile, hardware
 from ...schedulers.simulator import simulate
 from ..planning import Limits, make_plan
+from .drift import plan_for_drift
 from .measuring import Measuring
 from .together import plan_beside
 
@@ -55,4 +56,5 @@ QUESTIONS: dict[str, Callable[[Mapping[str, Any], Measuring], dict[str, Any]]] =
     "shape": plan_shape,
     "timeline": predicted_timeline,
     "together": plan_beside,
+    "drift": plan_for_drift,
 }

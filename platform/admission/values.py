@@ -82,7 +82,7 @@ class Question:
     job: str
     """Name of the question."""
     kind: str
-    """``shape``, ``timeline`` or ``together``, see `questions` and `together`."""
+    """``shape``, ``timeline``, ``together`` or ``drift``, see `questions`, `together` and `drift`."""
     values: Mapping[str, Any]
     priority: int = 1 << 30
     """Before all jobs: somebody looks at a page and waits, or a job does for which there is a place."""

@@ -150,6 +150,10 @@ class RayRunner:
             return
         self._resuming[claim] = host.resume.remote()
 
+    def switch(self, claim: str, run_dir: Path, policy: Mapping[str, Any]) -> None:
+        """Leave the file that the training looks for after each step."""
+        write_json(JobFiles(run_dir).next_policy, policy)
+
     def kill(self, claim: str) -> None:
         """Kill the actor: its keeper then ends the training process and all that it started."""
         try:

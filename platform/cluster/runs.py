@@ -158,6 +158,9 @@ class Runner(Protocol):
     def resume(self, claim: str, run_dir: Path) -> None:
         """Let a paused run take its GPU again; said twice is said once."""
 
+    def switch(self, claim: str, run_dir: Path, policy: Mapping[str, Any]) -> None:
+        """Have a run carry out another policy from the end of the step on."""
+
     def kill(self, claim: str) -> None:
         """End everything of a run now."""
 

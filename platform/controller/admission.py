@@ -24,6 +24,7 @@ def admit(desk: Desk) -> None:
     """Take in what planning has found, and have planned what is not."""
     everything = desk.planner.results()
     desk.notes.meetings.take(everything)
+    desk.notes.drifts.take(everything)
     answers = {name: found for name, found in everything.items() if not isinstance(found, Answer)}
     queued = {job.id: job for job in reversed(desk.store.jobs.list(states=[JobState.QUEUED]))}
     found = {name: answer for name, answer in {**desk.notes.found, **answers}.items() if name in queued}

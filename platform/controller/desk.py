@@ -13,6 +13,7 @@ from ...jobs.lifecycle import JobState
 from ..admission import STAGE, Admission, Planner
 from ..cluster.runs import Look, Runner
 from ..store import Job, Lease, Move, Stale, Store
+from .drifts import Drifts
 from .meetings import Meetings
 from .ports import Clock, Config, Decide
 
@@ -56,6 +57,7 @@ class Notes:
     ordered: dict[str, Hashable] = field(default_factory=dict)
     """What planning was asked about each job that has no plan yet."""
     meetings: Meetings = field(default_factory=Meetings)
+    drifts: Drifts = field(default_factory=Drifts)
     foretold_at: float = float("-inf")
     """When expected times were last written down."""
 
@@ -75,6 +77,7 @@ class Notes:
         self.looks = {claim: look for claim, look in self.looks.items() if claim in kept}
         self.killed &= kept
         self.searched &= kept
+        self.drifts.keep_only(kept)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from ...jobs.lifecycle import JobState
 from ..cluster.runs import Look, Outcome, Phase
 from ..store import Job
 from .desk import ON_NODES, Desk
+from .drift import adapt
 from .endings import fail, lost, requeue, settle
 from .failures import Failure
 from .leaving import kill, make_it_leave
@@ -74,6 +75,7 @@ def _alive(desk: Desk, job: Job, claim: str, look: Look) -> None:
             desk.notes.searched.add(claim)
             take_in(desk, job)
         _expect_beats(desk, job, claim, look)
+        adapt(desk, job, claim, look)
     elif desk.notes.waited(claim, "start", desk.clock()) >= desk.config.start_timeout_s:
         kill(desk, claim)
         words = f"the run did not begin within {desk.config.start_timeout_s:g} s"

@@ -36,6 +36,8 @@ class Run:
     doing: str = ""
     outcome: Outcome | None = None
     asked_to_stop: int = 0
+    policies: list[Mapping[str, Any]] = field(default_factory=list)
+    """That it was given while it ran."""
     ignores_stop: bool = False
     ignores_pause: bool = False
 
@@ -103,6 +105,9 @@ class FakeRunner:
         run = self.all.get(claim)
         if run is not None and run.phase is Phase.PAUSED and not run.ignores_pause:
             run.phase = Phase.RUNNING
+
+    def switch(self, claim: str, run_dir: Path, policy: Mapping[str, Any]) -> None:
+        self.all[claim].policies.append(policy)
 
     def kill(self, claim: str) -> None:
         run = self.all.get(claim)

@@ -1,0 +1,52 @@
+"""Another policy for a run whose machine is not as fast as its profile says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...jobs.policy import Policy
+from ...jobs.spec import JobSpec
+from ...jobs.timeline import Timeline
+from ...schedulers.hardware import HardwareProfile
+from ...schedulers.replan import Measured, replan
+from ..planning import Limits
+from .measuring import Measuring
+
+
+def plan_for_drift(asked: Mapping[str, Any], measuring: Measuring) -> dict[str, Any]:
+    """What a new policy would gain on the machine as it was measured in the run's last traced step.
+
+    ``asked`` holds the job's ``spec``, the ``policy`` that runs, the ``profile`` for which it was made, ``gpu_bytes``,
+    the device memory that the run has (None: all of it), and the path of its ``timeline``. The new policy takes no more
+    memory of the node than the old one. The answer's ``words`` say what was measured, and are empty where nothing has
+    drifted; ``policy`` is None where no other is worth a switch, or could be switched to without a restart.
+    """
+    spec, policy = JobSpec.model_validate(asked["spec"]), Policy.model_validate(asked["policy"])
+    profile = HardwareProfile.model_validate(asked["profile"])
+    shape = (policy.micro_batch, policy.sequence_length)
+    facts = measuring.facts(spec, batch=shape[0], length=shape[1], dtype=spec.model.dtype)
+    timeline = Timeline.from_dict(json.loads(Path(asked["timeline"]).read_bytes()))
+    measured = Measured.of([timeline], policy, facts, profile)
+    found = replan(policy, facts, profile, measured, **_limits(spec, policy, asked["gpu_bytes"]))
+    if found is None:
+        return {"words": "", "policy": None, "tokens_per_s": 0.0}
+    new = found.answer.policy if found.answer is not None else None
+    if new is None or new.homes_of_state != policy.homes_of_state:
+        return {"words": found.words, "policy": None, "tokens_per_s": 0.0}
+    rate = new.micro_batch * new.sequence_length * new.accumulation / found.new_step_s
+    return {"words": found.words, "policy": new.model_dump(mode="json", by_alias=True), "tokens_per_s": rate}
+
+
+def _limits(spec: JobSpec, policy: Policy, gpu_bytes: int | None) -> dict[str, Any]:
+    limits, taken = Limits.of(spec), policy.predicted
+    return {
+        "planner": limits.planner,
+        "solve_seconds": limits.solve_seconds,
+        "optimizer": limits.optimizer,
+        "gpu_memory": gpu_bytes,
+        "host_memory": taken.peak_host_bytes if taken else None,
+        "nvme": taken.nvme_bytes if taken else None,
+    }

@@ -1,0 +1,86 @@
+"""A run whose machine is not as fast as planned is given another policy, which it takes up at the end of a step."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ...jobs.errors import LazytrainError
+from ..admission import Admission, Answer, Question, Way
+from ..artifacts import JobFiles
+from ..cluster.runs import Look
+from ..store import Job
+from .desk import Desk
+from .drifts import PREFIX
+
+log = logging.getLogger(__name__)
+
+_WORTH_S = 300.0
+"""A run that ends sooner is not planned again."""
+
+
+def adapt(desk: Desk, job: Job, claim: str, look: Look) -> None:
+    """Ask planning about each step that the run has traced; give the run the policy that it answers with."""
+    drifts = desk.notes.drifts
+    answer = drifts.answers.pop(claim, None)
+    if answer is not None:
+        drifts.asked.discard(claim)
+        _take_up(desk, job, claim, answer)
+    traced = _traced_at(desk, job)
+    left_s = (look.total_steps - look.step) * look.step_s
+    if traced is None or traced == drifts.seen.get(claim) or claim in drifts.asked or left_s < _WORTH_S:
+        return
+    drifts.seen[claim] = traced
+    values = _values(desk, job, claim)
+    if values is not None:
+        drifts.asked.add(claim)
+        desk.planner.submit(Question(job=PREFIX + claim, kind="drift", values=values, priority=0))
+
+
+def _traced_at(desk: Desk, job: Job) -> float | None:
+    """When this run traced a step last; None before it did."""
+    try:
+        at = JobFiles(job.run_dir).timeline.stat().st_mtime
+    except OSError:
+        return None
+    return at if at > (job.started_at or desk.clock()) else None
+
+
+def _values(desk: Desk, job: Job, claim: str) -> dict[str, Any] | None:
+    node = {node.name: node for node in desk.store.nodes.list()}.get(job.node or "")
+    plan = desk.plans([job]).get(job.id)
+    way = plan.way(node.kind, claim) if plan is not None and node is not None else None
+    if node is None or way is None:
+        return None
+    return {
+        "spec": dict(job.spec),
+        "policy": way.policy,
+        "profile": dict(node.profile),
+        "gpu_bytes": way.device.get("memory_bytes") or (way.policy.get("predicted") or {}).get("peak_gpu_bytes"),
+        "timeline": str(JobFiles(job.run_dir).timeline),
+    }
+
+
+def _take_up(desk: Desk, job: Job, claim: str, answer: Answer | LazytrainError) -> None:
+    plan = desk.plans([job]).get(job.id)
+    if isinstance(answer, LazytrainError):
+        log.warning("job %s is not planned for what it measured: %s", job.id, answer)
+        return
+    policy, words = answer.values["policy"], answer.values["words"]
+    if words:
+        log.info("job %s: %s", job.id, words)
+    if policy is None or plan is None:
+        return
+    kind = next(node.kind for node in desk.store.nodes.list() if node.name == job.node)
+    desk.write_plan(job, _with_policy(plan, kind, claim, policy, answer.values["tokens_per_s"]))
+    desk.runner.switch(claim, JobFiles(job.run_dir).path, policy)
+    desk.tell(job, "replanned", f"trains on {job.node} by a new plan; {words}")
+
+
+def _with_policy(plan: Admission, kind: str, claim: str, policy: dict[str, Any], tokens_per_s: float) -> Admission:
+    way = plan.way(kind, claim)
+    assert way is not None, "the run goes by it"
+    changed = Way(option={**way.option, "tokens_per_s": tokens_per_s}, policy=policy, device=way.device)
+    if plan.beside is not None and plan.beside.claim == claim:
+        return plan.model_copy(update={"beside": plan.beside.model_copy(update={"way": changed})})
+    return plan.model_copy(update={"ways": {**plan.ways, kind: changed}})

@@ -1,0 +1,37 @@
+"""What planning was asked about runs that measured another machine than planned, and what it answered."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...jobs.errors import LazytrainError
+from ..admission import Answer, Found
+
+PREFIX: Final = "drift-"
+"""How the names of these questions begin: no job's does."""
+
+
+@dataclass
+class Drifts:
+    """Notes of one controller."""
+
+    seen: dict[str, float] = field(default_factory=dict)
+    """By claim, when the step was traced that was asked about last."""
+    asked: set[str] = field(default_factory=set)
+    """Claims about which planning has not answered yet."""
+    answers: dict[str, Answer | LazytrainError] = field(default_factory=dict)
+
+    def take(self, found: dict[str, Found]) -> None:
+        """Keep the answers that somebody waits for."""
+        for name, answer in found.items():
+            claim = name.removeprefix(PREFIX)
+            if name != claim and claim in self.asked and isinstance(answer, Answer | LazytrainError):
+                self.answers[claim] = answer
+
+    def keep_only(self, claims: Collection[str]) -> None:
+        """Forget all other claims."""
+        self.seen = {claim: at for claim, at in self.seen.items() if claim in claims}
+        self.answers = {claim: answer for claim, answer in self.answers.items() if claim in claims}
+        self.asked &= set(claims)
