@@ -60,7 +60,7 @@ def test_a_release_is_sources_a_wheel_and_their_checksums(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_holds_what_the_tree_holds(wheel: Path) -> None:
-    packed = set(zipfile.ZipFile(wheel).namelist())
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
     assert {f"lazytrain-{VERSION}.dist-info/licenses/{name}" for name in ("LICENSE", "NOTICE")} <= packed
     product = {name for name in packed if not name.startswith(("lazytrain-", "lazytrain.libs/"))}
     compiled = {name for name in product if name.startswith("lazytrain/jobs/optim/_kernel.")}

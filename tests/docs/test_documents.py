@@ -27,7 +27,7 @@ RUN_BY = {
     "plan": "cli/test_plan.py",
     "simulate": "cli/test_plan.py",
     "train": "cli/test_train.py",
-    "tune": "test_tuning.py",
+    "tune": "cli/test_tune.py",
     "profile": "cli/test_profile.py",
     "doctor": "cli/test_doctor.py",
     "convert": "cli/test_convert.py",

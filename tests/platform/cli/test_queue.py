@@ -198,3 +198,18 @@ def test_top_shows_use_and_expected_times(service: Service, job_file: Path, caps
     assert "0 of 2 used" in told and "0 tokens/s" in told
     assert "expected start and end" in told
     assert "ends in 119" in told or "ends in 120" in told
+
+
+def test_what_a_job_printed_also_while_it_goes_on(
+    service: Service, job_file: Path, lease: Lease, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = asked(capsys, "submit", str(job_file), "-d")["id"]
+    move(service, job, lease, JobState.STARTING, "starts", attempt=1, node="gpu-7")
+    files = JobFiles(service.store.jobs.get(job).run_dir)
+    files.claim(job)
+    files.attempt(1).path.mkdir(parents=True)
+    files.attempt(1).log.write_text("one\n[red]two[/red]\n")
+    assert asked(capsys, "logs", job)["text"] == "one\n[red]two[/red]\n"
+    assert drawn(capsys, "logs", job, "--tail", "1") == "[red]two[/red]"
+    move(service, job, lease, JobState.FAILED, "is over")
+    assert drawn(capsys, "logs", "-f", job) == "one [red]two[/red]"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lazytrain.jobs.errors import DataError, DoesNotFit, HardwareError, LazytrainError
+from lazytrain.jobs.errors import DataError, DoesNotFit, HardwareError, LazytrainError, Unreachable
 from lazytrain.jobs.lifecycle import JobState
 from lazytrain.platform.artifacts import JobFiles
 from lazytrain.platform.cluster.runs import Phase
@@ -99,6 +99,17 @@ def test_bad_input_is_rejected_before_anything_starts(world: World, error: Lazyt
     assert world.job(job).reason == error.code
     assert error.message in world.job(job).sentence
     assert world.state(good) is S.STARTING
+
+
+def test_a_job_that_nobody_can_measure_now_waits_and_is_asked_about_again(world: World) -> None:
+    world.planner.answers["good"] = Unreachable("no node that trains is there")
+    job = world.submit("good")
+    world.steps(2)
+    assert world.state(job) is S.QUEUED
+    assert world.job(job).sentence == "waits to be planned: no node that trains is there"
+    del world.planner.answers["good"]
+    world.steps(3)
+    assert world.state(job) is S.STARTING
 
 
 def test_a_directory_that_is_somebody_elses_is_refused(world: World) -> None:
