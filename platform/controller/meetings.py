@@ -20,7 +20,7 @@ class Meetings:
     """By node, the name of the question about the jobs that are to start there."""
     answers: dict[str, Answer | LazytrainError] = field(default_factory=dict)
     since: dict[str, float] = field(default_factory=dict)
-    """When each waiting job could have started."""
+    """Since when each job that could start now waits for its plan."""
 
     def take(self, found: dict[str, Found]) -> None:
         """Keep the answers that somebody waits for."""

@@ -50,7 +50,7 @@ def ready(
     """
     meetings = desk.notes.meetings
     starts = {start.job: start for start in decisions.starts}
-    meetings.since = {name: at for name, at in meetings.since.items() if name in table.waiting}
+    meetings.since = {name: at for name, at in meetings.since.items() if name in starts}
     met: dict[str, Meeting] = {}
     by_node: dict[str, list[Start]] = defaultdict(list)
     for start in decisions.starts:

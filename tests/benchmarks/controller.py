@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import tempfile
@@ -156,6 +157,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options = parser.parse_args()
     found = run(60 if options.quick else 500, nodes=8, gpus=8)
+    found["load"] = os.getloadavg()
     found["machine"] = {"node": platform.platform(), "python": platform.python_version()}
     if options.json:
         print(json.dumps(found))

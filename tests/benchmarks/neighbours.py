@@ -22,6 +22,7 @@ import platform
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from simulator import Case as Prepared
 from simulator import base_profile, calibrated, make_model, step
 from transformers import LlamaConfig
 
+from lazytrain.jobs.errors import LazytrainError
 from lazytrain.jobs.executor import Emulated, stream
 from lazytrain.jobs.executor.devices.base import ThreadStream
 from lazytrain.jobs.introspect import model_facts
@@ -49,6 +51,10 @@ from lazytrain.schedulers.together import plan_together
 
 CHUNK_S = 1e-3
 """Length of a turn on the link: in shorter ones, much would be lost to sleeping for longer than was asked."""
+TURNS = 4
+"""How many turns each has ahead, as DMA engines have queues: a thread that wakes up late does not lose its turn."""
+SWITCH_S = 5e-4
+"""Python's threads take turns of 5 ms otherwise, and links need no interpreter."""
 WARM_UP_S = 1.0
 LINKS = ("h2d_bytes_s", "d2h_bytes_s")
 
@@ -91,12 +97,15 @@ class SharedLink:
 
     def take(self, nbytes: int, ends: float) -> None:
         """Returns when as many bytes have passed that began at ``ends``, by the clock that all processes have."""
-        while nbytes > 0:
-            chunk = min(nbytes, self._chunk)
-            nbytes -= chunk
-            with self._free_at.get_lock():
-                ends = self._free_at.value = max(ends, self._free_at.value) + chunk / self._bytes_per_s
-            if (left := ends - time.perf_counter()) > 0:
+        turns: deque[float] = deque()
+        while nbytes > 0 or turns:
+            if nbytes > 0 and len(turns) < TURNS:
+                chunk = min(nbytes, self._chunk)
+                nbytes -= chunk
+                with self._free_at.get_lock():
+                    ends = self._free_at.value = max(ends, self._free_at.value) + chunk / self._bytes_per_s
+                turns.append(ends)
+            elif (left := turns.popleft() - time.perf_counter()) > 0:
                 time.sleep(left)
 
 
@@ -135,6 +144,7 @@ def child(place: int, job: Job, prepared_as: tuple[HardwareProfile, float], pipe
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[place % len(os.sched_getaffinity(0))]})
     torch.set_num_threads(1)
     torch.manual_seed(place)
+    sys.setswitchinterval(SWITCH_S)
     base, rate = prepared_as
     case = prepare(job, base, 1.0, rate)
     pipe.send("ready")
@@ -175,6 +185,7 @@ class Bench:
         self.budgets = [_budget(case, job) for case, job in zip(self.cases, pair.jobs, strict=True)]
         links = {name: SharedLink(context, self.rate) for name in ("h2d", "d2h")}
         self._pipes, self._processes = [], []
+        self.solver_failures: list[str] = []
         for place, job in enumerate(pair.jobs):
             ours, theirs = context.Pipe()
             arguments = (place, job, (base, self.rate), theirs, links)
@@ -188,7 +199,12 @@ class Bench:
     def plan_on(self, place: int, machine: HardwareProfile) -> Planned:
         """The job's plan within its budget."""
         facts = self.cases[place].facts
-        return facts, plan(facts, machine, gpu_memory=self.budgets[place], solve_seconds=2)
+        ask = partial(plan, facts, machine, gpu_memory=self.budgets[place], solve_seconds=2)
+        try:
+            return facts, ask()
+        except LazytrainError as error:  # HiGHS gives up on some models; what it is that fails is told, and not hidden
+            self.solver_failures.append(error.message)
+            return facts, ask(backend="gscip")
 
     def run(self, policies: Sequence[Policy | None], seconds: float) -> list[tuple[float, int]]:
         """Both train by these policies at the same time; tokens per second and steps of each."""
@@ -240,6 +256,7 @@ def measure(pair: Pair, base: HardwareProfile, seconds: float) -> dict[str, Any]
         "promised_tokens_per_s": joint.tokens_per_s,
         "reached_tokens_per_s": [tokens_per_s for tokens_per_s, _ in reached],
         "steps": [steps for _, steps in reached],
+        "solver_failures": bench.solver_failures,
         "reached": [got / promised for (got, _), promised in zip(reached, joint.tokens_per_s, strict=True)],
     }
 
