@@ -156,5 +156,9 @@ def _forwards(op: Op, unit: UnitFacts, profile: HardwareProfile) -> float:
 
 
 def backward_forwards(unit: UnitFacts, profile: HardwareProfile) -> float:
-    """Compute of a unit's gradients in units of its forward: half of it is for the weights, as far as they learn."""
-    return profile.backward_forwards * (1 - 0.5 * unit.frozen_parameters / unit.parameters)
+    """Compute of a unit's gradients in units of its forward: half of it is for the weights, as far as they learn.
+
+    A unit without parameters has only its input's gradient to make.
+    """
+    learning = unit.trainable_parameters / unit.parameters if unit.parameters else 0.0
+    return profile.backward_forwards * (0.5 + 0.5 * learning)

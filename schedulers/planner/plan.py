@@ -126,7 +126,7 @@ def _fallback(question: Question) -> tuple[Policy, Solver]:
 
 
 def _full(question: Question) -> tuple[Policy, Solver]:
-    begun = time.monotonic()
+    begun, computed = time.monotonic(), time.process_time()
     try:
         search = search_full(question)
     except NoScheduleError as error:
@@ -145,6 +145,7 @@ def _full(question: Question) -> tuple[Policy, Solver]:
         gap=None if gap is None else _round(gap),
         out_of_time=search.out_of_time,
         seconds=time.monotonic() - begun,
+        cpu_seconds=time.process_time() - computed,
     )
 
 

@@ -10,7 +10,14 @@ import pytest
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.optimizer_bytes import OptimizerOptions
 from lazytrain.jobs.policy import Policy, Program, lower, lower_forward
-from lazytrain.schedulers.costs import host_bytes, layer_forwards, op_seconds, staging_bytes, state_bytes
+from lazytrain.schedulers.costs import (
+    backward_forwards,
+    host_bytes,
+    layer_forwards,
+    op_seconds,
+    staging_bytes,
+    state_bytes,
+)
 from lazytrain.schedulers.hardware import HardwareProfile
 
 MIB = 1 << 20
@@ -46,6 +53,17 @@ def test_seconds_of_every_kind_of_operation(make_facts: Make, make_profile: Mach
     assert took["norm.1"] == weights / 1e10
     assert took["accumulate.1@1"] == 3 * weights / 1e10
     assert took["clip"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "parameters,frozen,forwards", [(1000, 0, 2.0), (1000, 1000, 1.0), (1000, 500, 1.5), (0, 0, 1.0)]
+)
+def test_what_does_not_learn_has_only_its_inputs_gradient_to_make(
+    make_facts: Make, make_profile: Machine, parameters: int, frozen: int, forwards: float
+) -> None:
+    """A unit without parameters, as an activation between layers is, has nothing that learns."""
+    unit = make_facts(1).layers[0].model_copy(update={"parameters": parameters, "frozen_parameters": frozen})
+    assert backward_forwards(unit, make_profile()) == forwards
 
 
 def test_evaluation_runs_the_head_once_and_overhead_counts_per_operation(
