@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ...jobs.errors import DoesNotFit
-from ...jobs.policy import Policy, lower
+from ...jobs.policy import Policy
 from ...jobs.policy.artifact import Home
 from ..baselines import every_kth, keep_all, megatrain, shortages
+from ..costs import lowered
 from ..hardware import Budgets
 from ..simulator import simulate, step_seconds
 from .bound import Bound, Certificate, bound_of, families_of, parts_of, within
@@ -32,11 +33,11 @@ from .search import NoScheduleError, OutOfTimeError, Question, find
 
 PROOF: Final = 0.0095
 """Share of the step time by which no policy is proven to be faster, where the search ends."""
-ENOUGH: Final = 0.006
+ENOUGH: Final = 0.008
 """Share of its bound, or of its family's, within which a policy ends the solver's work on its shape."""
 SPARE: Final = 0.9
 """Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
-LIKELY: Final = ((2, 3), (3, 3))
+LIKELY: Final = ((3, 3), (2, 3))
 """Weight and staging slots of the shapes that are tried first."""
 PAPER_SECONDS: Final = 2.0
 """Time for the paper's plan, which is a candidate too."""
@@ -86,7 +87,7 @@ class Search:
     def offer(self, policy: Policy) -> dict[str, int] | None:
         """Take a policy if it is faster than the best and fits; what it is short of if only memory is in its way."""
         question, policy = self.question, self.question.own(policy)
-        program = lower(policy, question.facts)
+        program = lowered(policy, question.facts)
         step_s = step_seconds(program, question.facts, question.profile)
         if step_s >= self.step_s * (1 - BETTER):
             return None

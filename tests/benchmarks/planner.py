@@ -181,7 +181,11 @@ def run(*, quick: bool, kept: Kept) -> dict[str, Any]:
     published = Published()
     solve(published.instance("4/4"))  # loads the solver
     windows = (4.0,) if quick else (4.0, 0.5)
-    rows = [paper_case(published, budget, w, quick=quick) for w in windows for budget in published.names]
+    rows = [
+        kept.result(["paper", budget, w, quick], partial(paper_case, published, budget, w, quick=quick))
+        for w in windows
+        for budget in published.names
+    ]
     chosen = [case for case in grid() if case["model"] in ("qwen2.5-7b", "llama-3.1-8b") and case["host"] == "2TiB"]
     cases = []
     begun = time.perf_counter()

@@ -10,6 +10,7 @@ import pytest
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.optimizer_bytes import OptimizerOptions
 from lazytrain.jobs.policy import Policy, Program, lower, lower_forward
+from lazytrain.jobs.policy.artifact import Home
 from lazytrain.schedulers.costs import (
     backward_forwards,
     host_bytes,
@@ -148,6 +149,18 @@ def test_staging_is_needed_for_nvme_and_for_accumulation(make_facts: Make) -> No
     assert staging_bytes(facts, "host") == 0
     assert staging_bytes(facts, "nvme") == 2 * MIB
     assert staging_bytes(facts, "host", accumulation=2) > 0
+
+
+@pytest.mark.parametrize("home", ["gpu", "host", "nvme"])
+@pytest.mark.parametrize("tied,layers,accumulation", [(False, 6, 1), (True, 6, 1), (False, 6, 3), (True, 1, 2)])
+def test_staging_is_what_a_program_holds_all_along(
+    make_facts: Make, home: Home, tied: bool, layers: int, accumulation: int
+) -> None:
+    facts = make_facts(layers, tied=tied)
+    homes: list[Home] = [home if i else "gpu" for i in range(layers)]
+    program = lower(Policy.from_homes(facts, [*homes, "gpu"], accumulation=accumulation), facts)
+    held = sum(buffer.bytes for buffer in program.buffers if buffer.tier == "host" and not buffer.acquired_by)
+    assert staging_bytes(facts, home, accumulation) == held
 
 
 @pytest.mark.parametrize(
