@@ -176,6 +176,25 @@ def test_the_second_solver_finds_the_same_optimum(make_facts: Make, make_profile
     assert answers[0].step_s == pytest.approx(answers[1].step_s, rel=2e-4)
 
 
+def test_a_solver_that_fails_when_told_what_is_enough_is_asked_once_more(
+    make_facts: Make, make_profile: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As HiGHS does on one case of the grid, by an error of its wrapper."""
+    facts, profile, asked = make_facts(3), make_profile(), []
+    solve = mathopt.solve
+
+    def failing(model: Any, kind: Any, *, params: Any) -> Any:
+        asked.append(bool(params.highs and params.highs.double_options))
+        if asked[-1]:
+            raise AttributeError("canonical_code")
+        return solve(model, kind, params=params)
+
+    monkeypatch.setattr(mathopt, "solve", failing)
+    problem = Problem(facts, profile, PLENTY, Shape(), 1.0, 3)
+    answer = solve_exact(problem, enough_s=1e-6)
+    assert asked == [True, False] and answer.status == "OPTIMAL"
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_parked_state_takes_as_long_as_in_the_simulator(make_facts: Make, make_profile: Machine, seed: int) -> None:
     """On disks that are still busy with the updates when boundaries go there and when the step ends, and on fast ones.
