@@ -81,7 +81,8 @@ def _layer_list(model: nn.Module, forward: Callable[[], Any]) -> str:
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)}
     outer = {name: m for name, m in lists.items() if not any(name.startswith(f"{other}.") for other in lists)}
     if len(outer) == 1:
-        return next(iter(outer))
+        only: str = next(iter(outer))
+        return only
     elements = {f"{name}.{i}": module for name, m in outer.items() for i, module in enumerate(m)}
     watch = _Watch(model, _distinct(elements))
     with watch:
