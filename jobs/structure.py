@@ -60,6 +60,8 @@ def find_structure(model: PreTrainedModel, forward: Callable[[], Any]) -> Struct
         watch = _Watch(model, candidates, list(loose.values()))
         with watch:
             forward()
+        if not any(path.startswith(f"{layers}.") for path in watch.calls):
+            raise _no_layers(model)
         split = {path for path in watch.strays_in() if path not in watch.calls and list(candidates[path].children())}
         strays = watch.strays(split, model)
         if not split and not strays:
@@ -75,20 +77,27 @@ def find_structure(model: PreTrainedModel, forward: Callable[[], Any]) -> Struct
 
 
 def _layer_list(model: nn.Module, forward: Callable[[], Any]) -> str:
-    """Path of the outermost list that has most elements which are called."""
+    """Path of the outermost list that has most elements which are called; where there is one, it needs no watching."""
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)}
     outer = {name: m for name, m in lists.items() if not any(name.startswith(f"{other}.") for other in lists)}
+    if len(outer) == 1:
+        only: str = next(iter(outer))
+        return only
     elements = {f"{name}.{i}": module for name, m in outer.items() for i, module in enumerate(m)}
     watch = _Watch(model, _distinct(elements))
     with watch:
         forward()
     called = Counter(path.rpartition(".")[0] for path in watch.calls)
     if not called:
-        raise ModelError(
-            f"{type(model).__name__} has no list of layers that run one after the other",
-            hint="only decoder models whose layers are in a list can be streamed",
-        )
+        raise _no_layers(model)
     return max(called, key=lambda name: (called[name], sum(p.numel() for p in outer[name].parameters())))
+
+
+def _no_layers(model: nn.Module) -> ModelError:
+    return ModelError(
+        f"{type(model).__name__} has no list of layers that run one after the other",
+        hint="only decoder models whose layers are in a list can be streamed",
+    )
 
 
 def _distinct(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:

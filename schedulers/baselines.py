@@ -7,10 +7,10 @@ from typing import Any
 from ..jobs.errors import DoesNotFit, InputError
 from ..jobs.model_facts import ModelFacts
 from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
-from ..jobs.policy import Policy, Program, lower
+from ..jobs.policy import Policy, Program
 from ..jobs.policy.artifact import Home
 from ..jobs.units import format_bytes
-from .costs import host_bytes, staging_bytes, state_bytes
+from .costs import host_bytes, lowered, staging_bytes, state_bytes
 from .hardware import Budgets, HardwareProfile
 
 
@@ -92,7 +92,7 @@ def shortages(
     policy: Policy, facts: ModelFacts, budgets: Budgets, program: Program | None = None
 ) -> list[dict[str, Any]]:
     """One entry per tier whose budget the policy's program may pass; empty when the policy fits."""
-    program = program or lower(policy, facts)
+    program = program or lowered(policy, facts)
     needed = {
         "gpu_memory": (program.peak_bytes("gpu"), budgets.gpu_bytes),
         "host_memory": (sum(host_bytes(facts, policy, program).values()), budgets.host_bytes),
@@ -126,7 +126,7 @@ def _marks(facts: ModelFacts, interval: int) -> range:
 
 
 def _fits_gpu(policy: Policy, facts: ModelFacts, budgets: Budgets) -> bool:
-    return lower(policy, facts).peak_bytes("gpu") <= budgets.gpu_bytes
+    return lowered(policy, facts).peak_bytes("gpu") <= budgets.gpu_bytes
 
 
 def host_rooms(

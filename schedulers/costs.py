@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from typing import Final
 
 from ..jobs.model_facts import ModelFacts, UnitFacts
@@ -10,6 +11,7 @@ from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ..jobs.pinning import decide_pinning
 from ..jobs.policy import Op, Parked, Policy, Program, lower
 from ..jobs.policy.artifact import Home
+from ..jobs.policy.lowering import GRADIENT_STAGING, NVME_STAGING
 from .hardware import BYTES_PER_UPDATE, HardwareProfile
 
 LINK_RATES: Final = {
@@ -90,7 +92,7 @@ def host_bytes(
     state is 2 + 2 + 2.03 + 2 = 8.03 bytes per parameter. ``program`` saves lowering the policy again.
     Where not all that the links reach can be pinned, ``staging`` includes the rings of pinned slabs.
     """
-    program = program or lower(policy, facts)
+    program = program or lowered(policy, facts)
     state, on_host = state_bytes(facts, policy), program.peak_bytes("host")
     staging = _static_host_bytes(program)
     rings = decide_pinning(state["weights"] + state["gradients"] + on_host, pinned_limit_bytes).ring_bytes
@@ -136,10 +138,31 @@ def gradient_bytes(facts: ModelFacts, accumulation: int = 1) -> dict[int, int]:
 
 
 def staging_bytes(facts: ModelFacts, home: Home, accumulation: int = 1) -> int:
-    """Host buffers through which copies pass when boundaries live in ``home``."""
-    homes: list[Home] = [home if i else "gpu" for i in range(len(facts.layers))]
-    program = lower(Policy.from_homes(facts, [*homes, "gpu"], accumulation=accumulation), facts)
-    return _static_host_bytes(program)
+    """Host buffers through which copies pass when boundaries live in ``home``: those that `lower` holds all along.
+
+    Every contribution to a gradient but the first is added to what is there, and passes through a buffer.
+    """
+    boundaries = max(facts.boundary_bytes[1:-1], default=0) if home == "nvme" else 0
+    owners = Counter(unit.shares_weights_with or unit.name for unit in facts.units if unit.gradient_bytes)
+    added = [
+        unit.gradient_bytes
+        for unit in facts.units
+        if unit.gradient_bytes and owners[unit.shares_weights_with or unit.name] * accumulation > 1
+    ]
+    return NVME_STAGING * boundaries + GRADIENT_STAGING * max(added, default=0)
+
+
+def lowered(policy: Policy, facts: ModelFacts) -> Program:
+    """As `lower`; the last programs are kept, for a planner asks for the same ones again and again.
+
+    Raises ProgramError for a policy made for other facts.
+    """
+    return _lowered(policy.model_copy(update={"predicted": None, "certificate": None}), facts)
+
+
+@lru_cache(maxsize=32)
+def _lowered(policy: Policy, facts: ModelFacts) -> Program:
+    return lower(policy, facts)
 
 
 def _static_host_bytes(program: Program) -> int:
@@ -156,5 +179,9 @@ def _forwards(op: Op, unit: UnitFacts, profile: HardwareProfile) -> float:
 
 
 def backward_forwards(unit: UnitFacts, profile: HardwareProfile) -> float:
-    """Compute of a unit's gradients in units of its forward: half of it is for the weights, as far as they learn."""
-    return profile.backward_forwards * (1 - 0.5 * unit.frozen_parameters / unit.parameters)
+    """Compute of a unit's gradients in units of its forward: half of it is for the weights, as far as they learn.
+
+    A unit without parameters has only its input's gradient to make.
+    """
+    learning = unit.trainable_parameters / unit.parameters if unit.parameters else 0.0
+    return profile.backward_forwards * (0.5 + 0.5 * learning)

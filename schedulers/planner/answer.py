@@ -25,6 +25,8 @@ class Solver(Frozen):
     """Whether the clock ended the search, and not the work that it may do: another run may then answer differently."""
     seconds: float = 0.0
     """Wall-clock time in the solver."""
+    cpu_seconds: float = 0.0
+    """What of it this process computed: on a machine that others use too, the figure that says how much work it was."""
 
 
 class Reason(Frozen):

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ...jobs.errors import DoesNotFit
-from ...jobs.policy import Policy, lower
+from ...jobs.policy import Policy
 from ...jobs.policy.artifact import Home
 from ..baselines import every_kth, keep_all, megatrain, shortages
+from ..costs import lowered
 from ..hardware import Budgets
 from ..simulator import simulate, step_seconds
 from .bound import Bound, Certificate, bound_of, families_of, parts_of, within
@@ -30,24 +31,24 @@ from .loose import Family
 from .parking import fewest_parked, park_last
 from .search import NoScheduleError, OutOfTimeError, Question, find
 
-PROOF: Final = 0.0095
+PROOF: Final = 0.0099
 """Share of the step time by which no policy is proven to be faster, where the search ends."""
-ENOUGH: Final = 0.006
+ENOUGH: Final = 0.008
 """Share of its bound, or of its family's, within which a policy ends the solver's work on its shape."""
-SPARE: Final = 0.9
+SPARE: Final = 0.95
 """Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
-LIKELY: Final = ((2, 3), (3, 3))
+LIKELY: Final = ((3, 3), (2, 3))
 """Weight and staging slots of the shapes that are tried first."""
 PAPER_SECONDS: Final = 2.0
 """Time for the paper's plan, which is a candidate too."""
 WHOLE_LAYERS: Final = 6
 """Of longer chains the exact program has no blocks longer than the bound's, and no NVMe where the bound uses none."""
-FAMILIES: Final = 28
+FAMILIES: Final = 24
 """Most families that are bounded."""
-PROGRAMS: Final = 8
+PROGRAMS: Final = 6
 """Most exact programs that are solved."""
-NODES: Final = 3000
-"""Nodes of the solver's search tree times layers, after which an exact program is left."""
+NODES: Final = 1500
+"""Nodes of the solver's search tree times layers, after which the first exact programs are left; later ones sooner."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
 MOST_MICRO_BATCHES: Final = 2
@@ -86,7 +87,7 @@ class Search:
     def offer(self, policy: Policy) -> dict[str, int] | None:
         """Take a policy if it is faster than the best and fits; what it is short of if only memory is in its way."""
         question, policy = self.question, self.question.own(policy)
-        program = lower(policy, question.facts)
+        program = lowered(policy, question.facts)
         step_s = step_seconds(program, question.facts, question.profile)
         if step_s >= self.step_s * (1 - BETTER):
             return None
@@ -133,9 +134,11 @@ class Search:
         return bool(parts)
 
     def _goes_on(self) -> bool:
-        """Whether there is work left that may be done."""
+        """Whether there is work left that may be done: less where exact programs see too little to prove anything."""
         self.out_of_time = self.question.seconds_left() <= 0
-        return not self.out_of_time and self.certificate.solved < FAMILIES and len(self.programs) < PROGRAMS
+        share = 1 if self.question.accumulation <= MOST_MICRO_BATCHES else 2
+        work_left = self.certificate.solved < FAMILIES // share and len(self.programs) < PROGRAMS // share
+        return not self.out_of_time and work_left
 
     def _problem(self) -> Problem:
         question = self.question
@@ -178,7 +181,7 @@ class Search:
                 backend=question.backend,
                 seconds=question.seconds_left(),
                 gap=ENOUGH,
-                nodes=NODES // layers,
+                nodes=max(1, NODES // layers // max(1, len(self.programs))),
                 enough_s=least.bound_s / (1 - ENOUGH) if accumulation == question.accumulation else 0.0,
             )
             first = first or exact

@@ -13,6 +13,7 @@ from ...jobs.model_facts import ModelFacts
 from ...jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ...jobs.policy import Certificate, Policy, Predicted
 from ..baselines import every_kth, keep_all, megatrain, shortages
+from ..costs import lowered
 from ..hardware import Budgets, HardwareProfile
 from ..simulator import predict
 from .answer import Plan, Reason, Solver
@@ -126,7 +127,7 @@ def _fallback(question: Question) -> tuple[Policy, Solver]:
 
 
 def _full(question: Question) -> tuple[Policy, Solver]:
-    begun = time.monotonic()
+    begun, computed = time.monotonic(), time.process_time()
     try:
         search = search_full(question)
     except NoScheduleError as error:
@@ -145,6 +146,7 @@ def _full(question: Question) -> tuple[Policy, Solver]:
         gap=None if gap is None else _round(gap),
         out_of_time=search.out_of_time,
         seconds=time.monotonic() - begun,
+        cpu_seconds=time.process_time() - computed,
     )
 
 
@@ -212,8 +214,8 @@ def _rule_reasons(question: Question) -> tuple[dict[str, Any], ...]:
 
 def _complete(question: Question, policy: Policy, solver: Solver) -> Plan:
     """Add what the simulator expects of the policy, and what the rules that fit would take."""
-    facts, profile = question.facts, question.profile
-    predicted = predict(policy, facts, profile)
+    profile = question.profile
+    predicted = _predict(question, policy)
     certificate = Certificate(
         planner=solver.planner,
         backend=solver.backend,
@@ -237,11 +239,16 @@ def _baselines(question: Question, *, paper: bool) -> dict[str, Predicted]:
     for name in RULES:
         with suppress(DoesNotFit):
             policy, _ = _PLANNERS[name](question)
-            predicted[name] = predict(policy, question.facts, question.profile)
+            predicted[name] = _predict(question, policy)
     if paper:
         with suppress(NoScheduleError, OutOfTimeError):
-            predicted["paper"] = predict(paper_plan(question), question.facts, question.profile)
+            predicted["paper"] = _predict(question, paper_plan(question))
     return predicted
+
+
+def _predict(question: Question, policy: Policy) -> Predicted:
+    facts = question.facts
+    return predict(policy, facts, question.profile, lowered(policy, facts))
 
 
 def _choice(what: str, name: str, known: tuple[str, ...]) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from ...jobs.model_facts import ModelFacts
 from ...jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
-from ...jobs.policy import Policy, Program, lower
+from ...jobs.policy import Policy, Program
 from ..baselines import host_rooms, shortages
-from ..costs import state_bytes
+from ..costs import lowered, state_bytes
 from ..hardware import Budgets, HardwareProfile
 from .instance import LONGEST_BLOCK, Instance, make_instance, price
 from .paper import Solution, Tier, solve
@@ -113,7 +113,7 @@ class Attempt:
         if solution.status == "NO_SOLUTION":
             raise OutOfTimeError
         policy = question.policy(solution)
-        program = lower(policy, question.facts)
+        program = lowered(policy, question.facts)
         shortfalls = shortages(policy, question.facts, question.budgets, program)
         short = {shortfall["resource"]: shortfall["shortfall_bytes"] for shortfall in shortfalls}
         if "gpu_memory" in short:
@@ -205,7 +205,7 @@ def _rooms(question: Question) -> Iterator[Budgets]:
     facts, budgets = question.facts, question.budgets
     everything = Policy.from_homes(facts, ["gpu"] * len(facts.boundary_bytes), accumulation=question.accumulation)
     everything = everything.model_copy(update={"staging_slots": question.staging_slots})
-    base = lower(everything, facts).peak_bytes("gpu") - sum(facts.boundary_bytes)
+    base = lowered(everything, facts).peak_bytes("gpu") - sum(facts.boundary_bytes)
     without, with_nvme = host_rooms(facts, budgets, question.accumulation, question.optimizer)
     yield Budgets(gpu_bytes=budgets.gpu_bytes - base, host_bytes=without, nvme_bytes=0)
     if budgets.nvme_bytes:

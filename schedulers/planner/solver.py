@@ -28,8 +28,8 @@ def run_solver(
 ) -> Any:
     """Solve a MathOpt model, until ``seconds`` or ``nodes`` of the search tree are spent.
 
-    HiGHS also stops at a solution whose objective is not above ``enough``, and does not start over. Raises InputError
-    for an unknown backend, LazytrainError where the solver fails.
+    HiGHS also stops at a solution whose objective is not above ``enough``, and does not start over. On rare problems it
+    fails when asked so, and then is not. Raises InputError for an unknown backend, LazytrainError where it fails again.
     """
     if backend not in BACKENDS:
         raise InputError(f"no solver backend is called {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
@@ -47,6 +47,8 @@ def run_solver(
         with _stdout_unheard():
             return mathopt.solve(model, BACKENDS[backend], params=parameters)
     except (AttributeError, RuntimeError, ValueError) as error:  # MathOpt lets some solver errors out as these
+        if enough:
+            return run_solver(model, backend, seconds, gap, nodes)
         raise LazytrainError(
             f"the solver {backend} failed: {error}",
             hint=f"try another backend: {', '.join(b for b in BACKENDS if b != backend)}",

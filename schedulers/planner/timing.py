@@ -83,7 +83,7 @@ class Timing:
         self._add_updates()
         for number in range(self.problem.accumulation):
             self._add_micro_batch(Micro(number))
-        self.step = self.last["cpu"]
+        self.step = self._end(0.0, self.last["cpu"], self.last["nvme_write"])
         self._add_host_memory()
 
     @cached_property
@@ -236,16 +236,23 @@ class Timing:
         pair.second, pair.last = second, last
 
     def _add_reads(self, micro: Micro) -> None:
-        """Reads from NVMe, highest layer first, as soon as one of two staging buffers is empty."""
+        """Reads from NVMe, highest layer first, as soon as one of two staging buffers is empty.
+
+        A reload from the host stands behind its boundary's read, which is not chosen then. So that one waits for no
+        write, and for nothing that the stream did before: only for the reads above it, as the reload does anyway.
+        """
+        before, self.last["nvme_read"] = self.last["nvme_read"], 0.0
         for i in range(self.layers - 1, -1, -1):
             nvme = self.choices.nvme[i]
             if nvme is None:
                 continue
             seconds = self.choices.sizes[i] * self._per_byte(self.profile.nvme_read_bytes_s) * nvme
-            micro.reads[i] = self._on("nvme_read", seconds, micro.writes[i])
-            self._wait(micro.reads[i], seconds, micro.staged.second, nvme)
+            micro.reads[i] = self._on("nvme_read", seconds)
+            for other in (before, micro.writes[i], micro.staged.second):
+                self._wait(micro.reads[i], seconds, other, nvme)
             micro.reloads[i] = self._end(0.0)
             self._advance(micro.staged, micro.reloads[i], nvme)
+        self.last["nvme_read"] = self._end(0.0, self.last["nvme_read"], before)
 
     # ---- backward
 

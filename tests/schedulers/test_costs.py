@@ -10,7 +10,15 @@ import pytest
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.optimizer_bytes import OptimizerOptions
 from lazytrain.jobs.policy import Policy, Program, lower, lower_forward
-from lazytrain.schedulers.costs import host_bytes, layer_forwards, op_seconds, staging_bytes, state_bytes
+from lazytrain.jobs.policy.artifact import Home
+from lazytrain.schedulers.costs import (
+    backward_forwards,
+    host_bytes,
+    layer_forwards,
+    op_seconds,
+    staging_bytes,
+    state_bytes,
+)
 from lazytrain.schedulers.hardware import HardwareProfile
 
 MIB = 1 << 20
@@ -46,6 +54,17 @@ def test_seconds_of_every_kind_of_operation(make_facts: Make, make_profile: Mach
     assert took["norm.1"] == weights / 1e10
     assert took["accumulate.1@1"] == 3 * weights / 1e10
     assert took["clip"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "parameters,frozen,forwards", [(1000, 0, 2.0), (1000, 1000, 1.0), (1000, 500, 1.5), (0, 0, 1.0)]
+)
+def test_what_does_not_learn_has_only_its_inputs_gradient_to_make(
+    make_facts: Make, make_profile: Machine, parameters: int, frozen: int, forwards: float
+) -> None:
+    """A unit without parameters, as an activation between layers is, has nothing that learns."""
+    unit = make_facts(1).layers[0].model_copy(update={"parameters": parameters, "frozen_parameters": frozen})
+    assert backward_forwards(unit, make_profile()) == forwards
 
 
 def test_evaluation_runs_the_head_once_and_overhead_counts_per_operation(
@@ -130,6 +149,18 @@ def test_staging_is_needed_for_nvme_and_for_accumulation(make_facts: Make) -> No
     assert staging_bytes(facts, "host") == 0
     assert staging_bytes(facts, "nvme") == 2 * MIB
     assert staging_bytes(facts, "host", accumulation=2) > 0
+
+
+@pytest.mark.parametrize("home", ["gpu", "host", "nvme"])
+@pytest.mark.parametrize("tied,layers,accumulation", [(False, 6, 1), (True, 6, 1), (False, 6, 3), (True, 1, 2)])
+def test_staging_is_what_a_program_holds_all_along(
+    make_facts: Make, home: Home, tied: bool, layers: int, accumulation: int
+) -> None:
+    facts = make_facts(layers, tied=tied)
+    homes: list[Home] = [home if i else "gpu" for i in range(layers)]
+    program = lower(Policy.from_homes(facts, [*homes, "gpu"], accumulation=accumulation), facts)
+    held = sum(buffer.bytes for buffer in program.buffers if buffer.tier == "host" and not buffer.acquired_by)
+    assert staging_bytes(facts, home, accumulation) == held
 
 
 @pytest.mark.parametrize(

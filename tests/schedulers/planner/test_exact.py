@@ -176,19 +176,41 @@ def test_the_second_solver_finds_the_same_optimum(make_facts: Make, make_profile
     assert answers[0].step_s == pytest.approx(answers[1].step_s, rel=2e-4)
 
 
-TOO_LONG = pytest.mark.xfail(strict=True, reason="the program is up to 12 % too long here; nothing is proven by it")
+def test_a_solver_that_fails_when_told_what_is_enough_is_asked_once_more(
+    make_facts: Make, make_profile: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As HiGHS does on one case of the grid, by an error of its wrapper."""
+    facts, profile, asked = make_facts(3), make_profile(), []
+    solve = mathopt.solve
+
+    def failing(model: Any, kind: Any, *, params: Any) -> Any:
+        asked.append(bool(params.highs and params.highs.double_options))
+        if asked[-1]:
+            raise AttributeError("canonical_code")
+        return solve(model, kind, params=params)
+
+    monkeypatch.setattr(mathopt, "solve", failing)
+    problem = Problem(facts, profile, PLENTY, Shape(), 1.0, 3)
+    answer = solve_exact(problem, enough_s=1e-6)
+    assert asked == [True, False] and answer.status == "OPTIMAL"
 
 
-@pytest.mark.parametrize("seed", [pytest.param(s, marks=TOO_LONG) if s in (1, 3, 5) else s for s in range(8)])
+@pytest.mark.parametrize("seed", range(24))
 def test_parked_state_takes_as_long_as_in_the_simulator(make_facts: Make, make_profile: Machine, seed: int) -> None:
+    """On disks that are still busy with the updates when boundaries go there and when the step ends, and on fast ones.
+
+    A boundary on the host waits for no disk; the last gradient's write belongs to the step.
+    """
     choose = random.Random(seed)
-    facts, profile = draw_facts(make_facts, choose, choose.randint(3, 9)), draw_profile(make_profile, choose)
-    policy = draw_policy(facts, choose, 1, ["gpu", "host"])
-    number = choose.randint(1, len(facts.layers))
+    facts, profile = draw_facts(make_facts, choose, choose.randint(1, 9)), draw_profile(make_profile, choose)
+    rates = {name: choose.choice((0.02e9, 0.2e9, 1e9)) for name in ("nvme_read_bytes_s", "nvme_write_bytes_s")}
+    profile, accumulation = profile.model_copy(update=rates), choose.choice((1, 1, 2, 3))
+    policy = draw_policy(facts, choose, accumulation, choose.choice((["gpu", "host"], ["gpu", "host", "nvme"])))
+    number = choose.randint(0, len(facts.layers))
     policy = park_last(policy, facts, number)
     expected = simulate(policy, facts, profile).step_s
     shape = replace(shape_of(policy), parked=number)
-    problem = Problem(facts, profile, PLENTY, shape, expected * 1.5, 12)
+    problem = Problem(facts, profile, PLENTY, shape, expected * 1.5, 12, accumulation)
     assert step_of(policy, problem) == pytest.approx(expected, rel=1e-5)
 
 

@@ -128,6 +128,20 @@ def test_out_of_time_gives_the_best_rule(
     assert answer.predicted.step_s <= min(rule.step_s for rule in answer.baselines.values())
 
 
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_no_time_at_all_gives_the_best_rule_with_a_gap(
+    facts: ModelFacts, make_profile: Machine, accumulation: int
+) -> None:
+    profile = make_profile()
+    answer = plan_with(facts, profile, gpu_memory=44 * MIB, solve_seconds=1e-9, accumulation=accumulation)
+    assert answer.predicted and answer.solver and answer.solver.out_of_time
+    assert answer.predicted.step_s <= min(rule.step_s for rule in answer.baselines.values())
+    assert answer.solver.bound_s is not None and answer.solver.gap is not None
+    computing_s = accumulation * 13 * 3 * facts.head.forward_flops / profile.flops("bfloat16")
+    assert computing_s * (1 - 1e-6) <= answer.solver.bound_s <= answer.predicted.step_s
+    assert answer.solver.gap == pytest.approx(1 - answer.solver.bound_s / answer.predicted.step_s, abs=1e-6)
+
+
 def test_a_host_too_small_for_the_state_is_refused_to_the_byte(facts: ModelFacts, make_profile: Machine) -> None:
     answer = plan(facts, make_profile(), host_memory=MIB)
     (reason,) = answer.reasons
