@@ -17,7 +17,7 @@ from types import TracebackType
 import ray
 from ray._private import ray_constants
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-from ray._raylet import AuthenticationTokenLoader, Config
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from ...jobs.errors import LazytrainError, Unreachable
 from ..artifacts import secret_file
