@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from ..artifacts import secret_file
 from ..settings import Settings
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
+_KNOCK_S = 10.0
 
 KIND_LABEL = "lt/gpu-kind"
 """Ray's own accelerator label reads device 0 only and changes its spelling between versions."""
@@ -113,6 +115,7 @@ class Connection:
         """``environment`` is for the processes that Ray starts for this one."""
         if ray.is_initialized():
             raise LazytrainError("this process is already connected to a Ray cluster", hint="close that one first")
+        _knock(address)
         self._environment = _Environment(_variables(settings, os.cpu_count() or 1))
         extra = {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
         if settings.ray_auth == "token":
@@ -126,15 +129,28 @@ class Connection:
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL, **extra)
         except (ConnectionError, RuntimeError, ValueError) as error:
             self._environment.restore()
-            raise Unreachable(
-                f"no Ray answers at {address}: {str(error).splitlines()[0]}",
-                hint="see whether it runs; its token is the one of whoever started it (LAZYTRAIN_HOME)",
-            ) from error
+            raise _no_ray_at(address, str(error).splitlines()[0]) from error
 
     def close(self) -> None:
         """Disconnect; what runs goes on."""
         ray.shutdown()
         self._environment.restore()
+
+
+def _knock(address: str) -> None:
+    """Raise Unreachable where nothing listens: Ray itself would try for minutes, and end the process after that."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise _no_ray_at(address, str(error)) from error
+
+
+def _no_ray_at(address: str, why: str) -> Unreachable:
+    return Unreachable(
+        f"no Ray answers at {address}: {why}",
+        hint="it is HOST:PORT of a Ray that runs; its token is the one of whoever started it (LAZYTRAIN_HOME)",
+    )
 
 
 def _variables(settings: Settings, cpus: int) -> dict[str, str | None]:
