@@ -44,7 +44,7 @@ from .machine import KIND, base_profile, scale_links, tight_limits
 
 BATCH = 32
 """The GPU's memory is set so that this is the largest batch that fits."""
-LOWEST_BATCH, HIGHEST_BATCH = 8, 64
+LOWEST_BATCH, HIGHEST_BATCH = 24, 64
 EXPERIMENT = "lazytrain-demo"
 
 
