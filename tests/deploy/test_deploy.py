@@ -231,6 +231,13 @@ def test_compose_starts_in_order_and_hides_what_is_inside() -> None:
             assert source.startswith((".", "/")) or source in compose["volumes"]
 
 
+def test_batches_are_not_searched_on_nodes_without_a_solver() -> None:
+    assert "ortools" not in text_of(DEPLOY / "images" / "worker.txt")
+    server = dict(documents("compose"))["compose.yaml"]["services"]["server"]
+    assert server["environment"]["LAZYTRAIN_BATCH_SEARCH"] == "false"
+    assert '{name: LAZYTRAIN_BATCH_SEARCH, value: "false"}' in text_of(DEPLOY / "kuberay" / "raycluster.yaml")
+
+
 def test_the_kustomization_lists_every_manifest() -> None:
     kustomization = dict(documents("kuberay"))["kustomization.yaml"]
     listed = set(kustomization["resources"]) | {"kustomization.yaml"}
