@@ -2,6 +2,7 @@
 
 job.yaml            the resolved job file
 policy.json         what was planned
+provenance.json     versions and git checkouts of the last process that worked on it
 metrics.jsonl       one line per report
 timeline.json       the operations of a step, one in a while
 start/              configuration and tokenizer that the run began with
@@ -66,6 +67,7 @@ class RunDirectory:
         self.spec, self.policy, self.metrics = path / "job.yaml", path / "policy.json", path / "metrics.jsonl"
         self.checkpoints, self.model = path / "checkpoints", path / "model"
         self.next_policy, self.timeline = path / "policy.next.json", path / "timeline.json"
+        self.provenance = path / "provenance.json"
         self.start, self.rows = path / "start", path / "rows"
         self.frozen, self.status_file = path / "frozen.safetensors", path / "status.json"
         self.verdicts, self.result = path / "verdicts.jsonl", path / "result.json"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..executor import Emulated, stream
 from ..policy import Policy
+from ..provenance import Provenance
 from ..run_directory import RunDirectory, save_record
 from ..spec import JobSpec
 from ..tracking import LocalTracker, Tracker
@@ -55,7 +56,8 @@ def train(
         setup = set_up(spec, policy, directory, on_point)
         rehearse(setup)
         on_point("rehearsed")
-        for path in (directory.spec, directory.policy):
+        save_record(directory.provenance, Provenance.here())
+        for path in (directory.spec, directory.policy, directory.provenance):
             ending.tracker.artifact(path)
         asked, report = stop or (lambda: False), progress or (lambda _: None)
         ending.result = _run(setup, device, ending.tracker, asked, pause or Pause(), report, on_point)
