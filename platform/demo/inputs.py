@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from .problems import Row, make_problems
 
-_TRAIN_ROWS = 9_600
+_TRAIN_ROWS = 8_800
 _EVAL_ROWS = 200
 _VOCABULARY = 768
 _END, _PADDING = "<|end|>", "<|pad|>"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -78,11 +78,12 @@ def search_here(order: SearchOrder, on_trial: Callable[[Trial], None]) -> Search
     return Search(trial, [trial])
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(inputs, "_TRAIN_ROWS", 64)
-    monkeypatch.setattr(inputs, "_EVAL_ROWS", 4)
-    yield
+@pytest.fixture(scope="module")
+def small() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "_TRAIN_ROWS", 64)
+        patch.setattr(inputs, "_EVAL_ROWS", 4)
+        yield
 
 
 def run(directory: Path, cluster: Here, reporter: "Collected | None" = None) -> demo.Outcome:
@@ -92,10 +93,32 @@ def run(directory: Path, cluster: Here, reporter: "Collected | None" = None) -> 
     )  # fmt: skip
 
 
-@pytest.mark.usefixtures("small")
-def test_the_whole_flow_and_its_answer(tmp_path: Path) -> None:
-    cluster, reporter = Here(Settings()), Collected()
-    outcome = run(tmp_path, cluster, reporter)
+class Ran(NamedTuple):
+    """One run of the demo."""
+
+    cluster: Here
+    reporter: Collected
+    outcome: demo.Outcome
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def runs(small: None, folder: Path) -> list[Ran]:
+    """Two, one after the other in one folder."""
+
+    def once() -> Ran:
+        cluster, reporter = Here(Settings()), Collected()
+        return Ran(cluster, reporter, run(folder, cluster, reporter))
+
+    return [once(), once()]
+
+
+def test_the_whole_flow_and_its_answer(runs: list[Ran]) -> None:
+    cluster, reporter, outcome = runs[0]
     answer: dict[str, Any] = outcome.to_dict()
     promised = {
         "exact_match_before", "exact_match", "seconds", "boundaries", "predicted_step_s", "measured_step_s",
@@ -116,11 +139,10 @@ def test_the_whole_flow_and_its_answer(tmp_path: Path) -> None:
     assert cluster.closed == 1
 
 
-@pytest.mark.usefixtures("small")
-def test_mlflow_has_the_run(tmp_path: Path) -> None:
+def test_mlflow_has_the_run(runs: list[Ran]) -> None:
     from mlflow import MlflowClient
 
-    outcome = run(tmp_path, Here(Settings()))
+    outcome = runs[0].outcome
     client = MlflowClient(outcome.mlflow_uri)
     found = client.get_run(outcome.mlflow_run)
     assert found.info.status == "FINISHED"
@@ -129,13 +151,10 @@ def test_mlflow_has_the_run(tmp_path: Path) -> None:
     assert [metric.step for metric in client.get_metric_history(outcome.mlflow_run, "loss")] == [1, 2]
 
 
-@pytest.mark.usefixtures("small")
-def test_a_second_demo_is_a_second_run(tmp_path: Path) -> None:
-    cluster = Here(Settings())
-    runs = {run(tmp_path, cluster).mlflow_run, run(tmp_path, cluster).mlflow_run}
-    assert len(runs) == 2
-    assert {path.name for path in tmp_path.glob("run-*")} == {"run-001", "run-002"}
-    assert len({order.job_id for order in cluster.orders}) == 2
+def test_a_second_demo_is_a_second_run(runs: list[Ran], folder: Path) -> None:
+    assert len({ran.outcome.mlflow_run for ran in runs}) == 2
+    assert {path.name for path in folder.glob("run-*")} == {"run-001", "run-002"}
+    assert len({order.job_id for ran in runs for order in ran.cluster.orders}) == 2
 
 
 @pytest.mark.usefixtures("small")
