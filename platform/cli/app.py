@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from rich.markup import escape
 
 from ...jobs.errors import InputError, LazytrainError
 from ..logs import quiet_libraries, write_trace
+from ..openmp import asleep
 from ..settings import Settings
 from . import (
     convert,
@@ -111,6 +113,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and give its exit code: 0 done, 1 failed, 2 wrong usage or input, 3 impossible."""
     as_json = "--json" in arguments
     quiet_libraries()
+    os.environ.update(asleep())
     try:
         app(args=list(arguments), prog_name="lazytrain")
     except SystemExit as leaving:

@@ -22,6 +22,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 
 from ...jobs.errors import LazytrainError, Unreachable
 from ..artifacts import secret_file
+from ..openmp import asleep
 from ..settings import Settings
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
@@ -171,6 +172,7 @@ def _variables(settings: Settings, cpus: int) -> dict[str, str | None]:
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         # Ray gives a worker one OpenMP thread per reserved CPU unless the variable is there.
         "OMP_NUM_THREADS": str(cpus),
+        **asleep(),
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }

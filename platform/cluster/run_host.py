@@ -17,6 +17,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..artifacts import AttemptFiles, JobFiles, read_json, write_json
+from ..openmp import asleep
 from .hold import Hold, start_time
 from .local import NAMESPACE
 from .runs import RunOrder
@@ -157,7 +158,7 @@ class RunHost:
 
     def _environment(self) -> dict[str, str]:
         threads = str(max(1, int(self._order.cpus)))
-        return {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **self._visible()}
+        return {**os.environ, "OMP_NUM_THREADS": threads, **asleep(), "PYTHONUNBUFFERED": "1", **self._visible()}
 
     def _visible(self) -> dict[str, str]:
         """The GPU that placement chose, whatever number Ray has given to the hold."""

@@ -52,15 +52,6 @@ def given_back() -> bool:
     return False
 
 
-def test_a_run_gives_its_result_and_its_resources_back(local_ray: LocalRay, tiny_job: Path, run_dir: Path) -> None:
-    heard: list[Mapping[str, float]] = []
-    result = run_training(order(tiny_job, run_dir), heard.append, cpus=2, stop_timeout_s=10)
-    assert (result.status, result.steps) == ("done", 3)
-    assert [record["step"] for record in heard if "loss" in record] == [1, 2, 3]
-    assert result.exact_match is not None
-    assert given_back()
-
-
 def test_the_workers_own_error_arrives_whole(local_ray: LocalRay, tiny_job: Path, run_dir: Path) -> None:
     with pytest.raises(InputError, match="the policy is for 4 tokens a row") as caught:
         run_training(order(tiny_job, run_dir, length=4), print, cpus=2, stop_timeout_s=10)
@@ -71,7 +62,7 @@ def test_the_workers_own_error_arrives_whole(local_ray: LocalRay, tiny_job: Path
 def test_a_worker_that_is_killed_goes_on_from_its_checkpoint(
     local_ray: LocalRay, tiny_job: Path, run_dir: Path
 ) -> None:
-    """SIGKILL at step 4 of 8, a checkpoint after every step: all steps are there once, and the run is done."""
+    """SIGKILL at step 4 of 8, a checkpoint after every step: all steps are there once, and the run gives its result."""
     asked = order(tiny_job, run_dir, retries=1, steps=8)
     every = asked.spec.output.model_copy(update={"save_every": 1})
     asked = TrainingOrder(**{**vars(asked), "spec": asked.spec.model_copy(update={"output": every})})
@@ -87,8 +78,10 @@ def test_a_worker_that_is_killed_goes_on_from_its_checkpoint(
 
     result = run_training(asked, kill, cpus=2, stop_timeout_s=10)
     assert (result.status, result.steps) == ("done", 8)
+    assert result.exact_match is not None
     assert killed
     assert heard == list(range(1, 9))
+    assert given_back()
 
 
 def worker_pid() -> int:
