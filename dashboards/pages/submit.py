@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from ...jobs.errors import Forbidden, LazytrainError, SpecError
-from ...jobs.spec import check_text
+from ...jobs.spec import check_text, read_yaml
 from ...platform.convert import Conversion, convert_text
 from ...platform.schemas import JobView, NodeView, PlanAnswer
 from ..web import Visit, page
@@ -154,7 +154,7 @@ def with_fields(text: str, filled: Mapping[str, str]) -> str:
 
 def _values(text: str) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(text)
+        found = read_yaml(text)
     except yaml.YAMLError as error:
         raise SpecError("the text is not valid YAML, so the fields cannot change it", hint=str(error)) from None
     return found if isinstance(found, dict) else {}

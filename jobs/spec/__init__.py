@@ -1,5 +1,6 @@
 """The job file people write: strict YAML in, checked values out."""
 
+from .document import read_yaml
 from .load import check_text, load_spec
 from .sections import (
     Data,
@@ -37,4 +38,5 @@ __all__ = [
     "Train",
     "check_text",
     "load_spec",
+    "read_yaml",
 ]

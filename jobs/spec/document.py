@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -20,13 +20,27 @@ Location = tuple[str | int, ...]
 """Path to a value: keys of mappings and indices of lists."""
 
 
+_PLAIN = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+}
+"""Unquoted words that are no strings: the core schema of YAML 1.2 (section 10.3.2), without its ``0o7`` and ``0xF``."""
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's idea of a number: ``1e-5`` is one, without a dot."""
+    """YAML 1.2: ``1e-5`` is a number, ``010`` is ten, and ``no``, ``1:30`` and ``2026-11-30`` are words.
+
+    By PyYAML's own rules, those of version 1.1, they are a word, eight, False, ninety and a date.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str | None, Any]] = {}
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
-)
+for _name, _pattern in _PLAIN.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_pattern})$"), None)
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 
 
 @dataclass
@@ -101,6 +115,14 @@ def parse_document(content: bytes | str, path: str) -> Document:
     return document
 
 
+def read_yaml(text: str) -> Any:
+    """The value that a text says by the rules of a job file. Raises yaml.YAMLError."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (ValueError, RecursionError) as error:
+        raise yaml.YAMLError(str(error)) from error
+
+
 def override(document: Document, setting: str) -> None:
     """Apply ``a.b=c`` (lists by index: ``data.train.0.path=x``), ``c`` being YAML. Raises SpecError."""
     name, separator, text = setting.partition("=")
@@ -109,8 +131,8 @@ def override(document: Document, setting: str) -> None:
         raise SpecError(f"--set {setting}: not of the form section.key=value", hint="for example --set train.batch=16")
     location: Location = tuple(int(part) if part.isdecimal() else part for part in parts)
     try:
-        value = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        value = read_yaml(text)
+    except yaml.YAMLError as error:
         raise SpecError(f"--set {setting}: the value is not valid YAML", field=dotted(location)) from error
     _insert(document, location, value)
     document.lines = {at: line for at, line in document.lines.items() if at[: len(location)] != location}

@@ -73,6 +73,8 @@ def _resolve_paths(document: Document, folder: Path) -> None:
         resolved = (folder if from_file else Path.cwd()) / Path(value).expanduser()
         if not resolved.exists() and _stays(location, value, resolved):
             continue
+        if "$" in value and not resolved.exists():
+            raise document.error(location, f"{value!r}: variables are not filled in", hint="write the path itself")
         document.set(location, str(resolved))
 
 

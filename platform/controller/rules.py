@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...jobs.errors import InputError
+from ...jobs.spec import read_yaml
 from ...jobs.units import Duration
 from ...schedulers.placement import Rules
 
@@ -45,7 +46,7 @@ class RulesFile(BaseModel):
 def load_rules(path: Path, default: Rules) -> Rules:
     """``default`` with what the file says. Raises InputError for what is no such file."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        content = read_yaml(path.read_text(encoding="utf-8")) or {}
         found = RulesFile.model_validate(content)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"the rules in {path} cannot be read: {error}", hint="set LAZYTRAIN_RULES") from error

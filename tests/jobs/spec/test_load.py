@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lazytrain.jobs.errors import SpecError
-from lazytrain.jobs.spec import JobSpec, check_text, load_spec
+from lazytrain.jobs.spec import JobSpec, check_text, load_spec, read_yaml
 
 SMALLEST = "model: {path: org/model}\ndata: {train: [{path: rows.jsonl}]}\n"
 COMPLETE = """\
@@ -168,7 +168,10 @@ class TestRefusals:
             ("\nbatch: 3", 2, "batch", "did you mean train.batch?"),
             ("plan:\n  gpu_memory: 70GB\n  xyzzy: 1", 3, "plan.xyzzy", "known here: planner"),
             ("train:\n  epochs: 1\n  batch: 1.5", 3, "train.batch", "auto or a whole number from 1, not 1.5"),
-            ("train: {epochs: yes}", 1, "train.epochs", "not True"),
+            ("train: {epochs: yes}", 1, "train.epochs", "not 'yes'"),
+            ("train: {batch: 1:30}", 1, "train.batch", "not '1:30'"),
+            ("train: {max_steps: 1_000}", 1, "train.max_steps", "not '1_000'"),
+            ("output: {dir: $HOME/runs}", 1, "output.dir", "variables are not filled in"),
             ("train: {learning_rate: .nan}", 1, "train.learning_rate", "finite"),
             ("train: {learning_rate: '1e-5'}", 1, "train.learning_rate", "number"),
             ("train: {warmup: 2.5}", 1, "train", "whole number of steps"),
@@ -186,7 +189,7 @@ class TestRefusals:
             ("a: 1\na: 2", 2, "a", "twice, first in line 1"),
             ("train: {seed: 1, epochs: 2,\n  seed: 2}", 2, "train.seed", "twice"),
             ("train: {epochs: 1", 2, "", "not valid YAML"),
-            ("name: 2024-13-45", 1, "name", "month"),
+            ("name: !!int abc", 1, "name", "not a valid value"),
             ("name: !!python/object:os.system x", 1, "", "could not determine a constructor"),
         ],
     )
@@ -295,3 +298,22 @@ def test_a_text_keeps_what_it_says_and_nothing_else() -> None:
     assert caught.value.line == 3
     with pytest.raises(SpecError, match="larger than"):
         check_text("a: " + "x" * 300_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5),
+        ("010", 10),
+        ("-3", -3),
+        (".5", 0.5),
+        ("true", True),
+        ("~", None),
+        ("", None),
+        *((word, word) for word in ("no", "on", "1:30", "1_000", "2026-11-30", "0x10", ".", "=", "<<")),
+    ],
+)
+def test_words_mean_what_they_look_like(text: str, value: object) -> None:
+    """YAML 1.1 makes a number, a date or a truth of some of them."""
+    found = read_yaml(f"a: {text}")["a"]
+    assert (found, type(found)) == (value, type(value))
