@@ -10,6 +10,10 @@ from pydantic import BeforeValidator, ByteSize, TypeAdapter, ValidationError
 
 from .errors import InputError
 
+MOST_ROWS = 65_536
+"""Of a batch. Beyond this, and beyond `MOST_TOKENS`, a number is a slip of the finger."""
+MOST_TOKENS = 4_194_304
+"""Of a row."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*")
 _BYTES: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)

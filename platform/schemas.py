@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
+from ..jobs.units import MOST_ROWS, MOST_TOKENS
+
 JobId = Annotated[str, Field(pattern=r"^j-[0-9a-f]{10}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 RoleName = Literal["viewer", "submitter", "admin"]
@@ -98,9 +100,9 @@ class ShapeQuestion(Asked):
     """Shape that is known by name, hub id, or folder below the allowed ones."""
     gpu: Annotated[str, Field(min_length=1, max_length=100)]
     """Kind of a node here, whose measured profile is taken, or any GPU that is known by name."""
-    batch: Annotated[int, Field(ge=1, le=65_536)]
+    batch: Annotated[int, Field(ge=1, le=MOST_ROWS)]
     """Rows of one micro-batch."""
-    length: Annotated[int, Field(ge=2, le=4_194_304)] = 1024
+    length: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = 1024
     """Tokens of one row."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     planner: Literal["full", "paper", "megatrain", "every_layer", "keep_all"] = "full"

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..units import Duration, Moment
-from .types import AutoBytes, AutoCount, Count, Name, Seed, Share, Targets, Text
+from ..units import MOST_TOKENS, Duration, Moment
+from .types import AutoBytes, AutoCount, Count, Name, Rows, Seed, Share, Targets, Text
 
 
 class Section(BaseModel):
@@ -93,7 +93,7 @@ class Data(Section):
     """Files of evaluation rows; without any, split holds rows out of train."""
     split: Split | None = None
     """Shares of the training files' rows; 0.7 and 0.3 unless eval names files, then all rows are trained on."""
-    max_length: Annotated[int, Field(ge=2)] = 1024
+    max_length: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = 1024
     """Tokens of the longest row; longer ones are cut there and counted."""
     packing: bool | Literal["required"] = True
     """Puts several rows into one sequence where a check shows that the model keeps them apart, else rows of like length
@@ -267,7 +267,7 @@ class Evaluate(Section):
     """Most rows to generate for, spread evenly over the evaluation rows; null takes all."""
     max_new_tokens: Count = 256
     """Longest generated answer."""
-    batch: Count = 64
+    batch: Rows = 64
     """Rows generated for at once."""
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     """0 writes the likeliest token each time; above it, tokens are drawn, 1 being the model's own probabilities."""
@@ -293,7 +293,7 @@ class Queue(Section):
     """Longest run time, for example 24h; null sets no limit."""
     deadline: Moment | None = None
     """When it should have ended, for example 2027-01-31 08:00 (local time unless a zone is given); null sets none."""
-    retries: Annotated[int, Field(ge=0)] = 2
+    retries: Annotated[int, Field(ge=0, le=1000)] = 2
     """Times that a job is started again after its node failed."""
 
 

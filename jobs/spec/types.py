@@ -7,13 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from ..errors import InputError
-from ..units import parse_bytes
+from ..units import MOST_ROWS, parse_bytes
+
+_MOST = 10**12
+_MOST_BYTES = 1 << 60
 
 
 def _auto_or_count(value: Any) -> Any:
-    if value == "auto" or (type(value) is int and value >= 1):
+    if value == "auto" or (type(value) is int and 1 <= value <= MOST_ROWS):
         return value
-    raise ValueError("must be auto or a whole number from 1")
+    raise ValueError(f"must be auto or a whole number from 1 to {MOST_ROWS:,}")
 
 
 def _auto_or_bytes(value: Any) -> Any:
@@ -23,7 +26,7 @@ def _auto_or_bytes(value: Any) -> Any:
         size = parse_bytes(value) if type(value) in (int, str) else 0
     except InputError:
         size = 0
-    if size < 1:
+    if not 1 <= size <= _MOST_BYTES:
         raise ValueError("must be auto or an amount of memory such as 70GB or 96GiB")
     return size
 
@@ -37,12 +40,13 @@ def _all_linear_or_names(value: Any) -> Any:
 
 
 AutoCount = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_count)]
-"""``auto`` or a whole number from 1."""
+"""``auto`` or rows."""
 AutoBytes = Annotated[int | Literal["auto"], BeforeValidator(_auto_or_bytes)]
 """``auto`` or bytes, written as ``70GB``, ``96GiB`` or a plain number."""
 Targets = Annotated[Literal["all-linear"] | tuple[str, ...], BeforeValidator(_all_linear_or_names)]
 """``all-linear`` or names of modules, at least one."""
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=_MOST)]
+Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]

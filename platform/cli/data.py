@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ...jobs.units import MOST_ROWS
 from . import options
 from .output import Output
 
@@ -29,7 +30,9 @@ def _group() -> None:
 def check(
     spec: options.Spec,
     overrides: options.Set = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Rows of a step; by default the job's, 16 for auto.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=MOST_ROWS, help="Rows of a step; by default the job's, 16 for auto.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=0, max=100, help="Decoded rows to show.")] = 3,
     as_json: options.Json = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from ...jobs.units import MOST_ROWS
 from . import options
 from .output import Output
 
@@ -22,7 +23,7 @@ def command(
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that have this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
-    batch: Annotated[int, typer.Option(min=1, help="Prompts at once.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Prompts at once.")] = 64,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or emulated:GPU.")] = "auto",

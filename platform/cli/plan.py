@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from ...jobs.errors import InputError
+from ...jobs.units import MOST_ROWS, MOST_TOKENS
 from . import options
 from .output import Output
 from .picture import write_page
@@ -28,8 +29,8 @@ def command(
     spec: Annotated[Path | None, typer.Argument(help="Job file; or use --model, --batch and --length.")] = None,
     model: Annotated[str | None, typer.Option(help="HF directory or id, config JSON, or a known shape.")] = None,
     gpu: options.Gpu = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Rows of one micro-batch.")] = None,
-    length: Annotated[int | None, typer.Option(min=2, help="Tokens of one row.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, max=MOST_ROWS, help="Rows of one micro-batch.")] = None,
+    length: Annotated[int | None, typer.Option(min=2, max=MOST_TOKENS, help="Tokens of one row.")] = None,
     dtype: Annotated[Literal["bfloat16", "float32"] | None, typer.Option(help="Compute dtype.")] = None,
     planner: Annotated[str | None, typer.Option(help="full, paper, megatrain, every_layer or keep_all.")] = None,
     solve_seconds: Annotated[float | None, typer.Option(min=0.1, help="Longest time in the solver.")] = None,

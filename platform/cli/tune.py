@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ...jobs.units import format_bytes
+from ...jobs.units import MOST_ROWS, format_bytes
 from ..settings import Settings
 from . import options
 from .output import Bars, Output
@@ -27,8 +27,8 @@ def command(
     spec: options.Spec,
     objective: Annotated[Literal["throughput", "max_batch"], typer.Option(help="What is best.")] = "throughput",
     device: Annotated[str, typer.Option(help="auto, cuda or emulated:GPU.")] = "auto",
-    low: Annotated[int, typer.Option(min=1, help="Smallest batch to look at.")] = 1,
-    high: Annotated[int, typer.Option(min=1, help="Largest batch to look at.")] = 64,
+    low: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Smallest batch to look at.")] = 1,
+    high: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Largest batch to look at.")] = 64,
     most_probes: Annotated[int, typer.Option(min=1, help="Most batches that are really tried.")] = 4,
     settings: options.Set = None,
     as_json: options.Json = False,
