@@ -28,6 +28,7 @@ from .devices import Device, Event
 from .interpreter import Interpreter
 from .steps import Steps, Turn
 from .stores import HostUnit, Optimizer
+from .stores.gpudirect import check_gpudirect
 from .transfers import PendingUpdate, Transfers
 from .weights import DeviceWeights
 
@@ -57,7 +58,12 @@ class Engine:
         self._arrange(policy)
 
     def _arrange(self, policy: Policy) -> None:
-        """Take the memory that the policy needs, and get ready to run its programs. Raises OutOfMemory."""
+        """Take the memory that the policy needs, and get ready to run its programs.
+
+        Raises OutOfMemory, and HardwareError where NVMe cannot be reached from the device and the policy has it so.
+        """
+        if policy.direct_nvme and "nvme" in policy.homes:
+            check_gpudirect(self.device, self._directory)
         self.policy = policy
         facts, units, device, owner = self.facts, self.units, self.device, self._owner
         self._weights = DeviceWeights(facts, policy, units, device)

@@ -66,8 +66,9 @@ def stream(
     The model may be one of ``transformers`` or of ``peft``. Parameters that are frozen now are streamed, and do not
     learn. Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where everything with a home
     on NVMe goes (the system's temporary directory by default). Raises ProgramError if the policy was made for another
-    model or batch, ModelError for what is no model of ``transformers``, OutOfMemory if the device has no room for the
-    weight slots, or the host for the weights: the model is then as it was.
+    model or batch, HardwareError if it wants GPUDirect Storage where there is none, ModelError for what is no model of
+    ``transformers``, OutOfMemory if the device has no room for the weight slots, or the host for the weights: the model
+    is then as it was.
 
     ``compile`` compiles the layers (True: by torch's default backend; or a backend's name), ``liger`` gives them
     Liger's fused kernels; both change results by rounding, and `kernels` says what they cost and when they are refused.

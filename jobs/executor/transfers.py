@@ -144,6 +144,12 @@ class Transfers:
     def _reload(self, op: Op) -> Transfer:
         return self.store.reload((op.unit, op.micro))
 
+    def _spill(self, op: Op) -> Transfer:
+        return self.store.spill((op.unit, op.micro))
+
+    def _fetch(self, op: Op) -> Transfer:
+        return self.store.fetch((op.unit, op.micro))
+
     def _swap_out(self, op: Op) -> Transfer:
         key = (op.unit, op.micro)
         return self.store.swap_out(key, self.in_flight.kept[key])

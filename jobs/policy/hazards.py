@@ -90,6 +90,8 @@ def hazards(program: Program, used: tuple[Access, ...]) -> Iterator[Hazard]:
 
 _FROM_BEFORE = ("master ", "gradient of ", "state of ")
 """Places that hold something when a step begins: weights, optimizer state, the gradients of the step before."""
+_TO_AND_FRO = ("offload", "reload", "spill", "fetch")
+"""Kinds after which backward finds a boundary elsewhere than forward left it; the first may be another program's."""
 
 
 class _Places:
@@ -100,8 +102,8 @@ class _Places:
         self._owner = [names.index(unit.shares_weights_with or unit.name) for unit in facts.units]
         self._head = len(facts.units) - 1
         self._on_nvme = {(op.unit, op.micro) for op in program.ops if op.kind == "write"}
-        self._swapped = {(op.unit, op.micro) for op in program.ops if op.kind == "swap_out"}
-        self._away = {(op.unit, op.micro) for op in program.ops if op.kind == "offload"}
+        self._swapped = {(op.unit, op.micro) for op in program.ops if op.kind in ("swap_out", "swap_in")}
+        self._away = {(op.unit, op.micro) for op in program.ops if op.kind in _TO_AND_FRO}
         self._away |= {(op.unit + 1, op.micro) for op in program.ops if op.kind == "recompute"}
         self._adds = {(op.unit, op.micro) for op in program.ops if op.kind == "accumulate"}
         self._loads: Counter[int] = Counter()
@@ -180,6 +182,12 @@ class _Places:
     def _reload(self, op: Op, key: str) -> Access:
         source = self._staging.pop((op.unit, op.micro), "") or self._host.give_back(op)
         return Access((source,), (f"input again {key}",))
+
+    def _spill(self, op: Op, key: str) -> Access:
+        return Access((f"input {key}",), (self._nvme.take(op),))
+
+    def _fetch(self, op: Op, key: str) -> Access:
+        return Access((self._nvme.give_back(op),), (f"input again {key}",))
 
     def _next_staging(self, op: Op) -> str:
         self._nvme_uses += 1

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ import torch
 from ...timeline import Span
 
 Work = Callable[[], None]
+LEAVING = ("d2h", "nvme_write")
+"""Streams that read device memory, the second where boundaries go to NVMe directly."""
 
 
 class Event:
@@ -208,6 +210,8 @@ class Device(ABC):
     torch_device: torch.device
     streams: Mapping[str, Stream]
     """``h2d``, ``d2h``, ``nvme_read``, ``nvme_write`` and ``cpu``."""
+    has_direct_io = False
+    """Whether files can be reached from its memory, if GPUDirect Storage is installed."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
@@ -257,6 +261,11 @@ class Device(ABC):
     def lend(self, tensor: torch.Tensor, stream: str) -> None:
         """Keep ``tensor`` from being freed before compute, or the host, waits for the copy that ``stream`` is given
         next."""
+
+    def io_stream(self, name: str) -> AbstractContextManager[int]:
+        """While entered, the device is current for the calling thread; gives the handle of a stream of the GPU's that
+        nothing but the direct I/O of stream ``name`` uses."""
+        return nullcontext(0)
 
     def give_back(self) -> None:
         """Return to the system what was freed and is kept for later, once all copies have ended."""
