@@ -73,7 +73,9 @@ class ActivationStore:
         if staging and sum(buffer.numel() for buffer in self._ring) < sum(staging):
             self._ring = [self._host_empty(size) for size in staging]
         on_host = [op for op in program.ops if (op.unit, op.micro) not in written]
-        self._homes.reserve([op for op in on_host if op.kind != "reload" or self._is_on_host(op)], ("offload",), ("reload",))
+        self._homes.reserve(
+            [op for op in on_host if op.kind != "reload" or self._is_on_host(op)], ("offload",), ("reload",)
+        )
         self._offsets.reserve(program.ops, ("write", "spill"), ("read", "fetch"))
         self._internals_homes.reserve(program.ops, ("swap_out",), ("swap_in",))
 
