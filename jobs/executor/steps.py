@@ -135,6 +135,16 @@ class Steps:
             self._run.run_out()
         self._run.wait_for("clip")
 
+    def weights_change(self) -> None:
+        """Go on after this with weights that are loaded anew; forwards whose backward has not run are given up."""
+        if not self._phases:
+            return
+        self._end_phase()
+        for micro in list(self._turns):
+            self._forget(micro)
+        self._run.wait_for_all()
+        self._place = len(self._run.program.order)  # nothing of this program comes next
+
     @property
     def has_gradients(self) -> bool:
         """Whether a backward has begun since the last step."""

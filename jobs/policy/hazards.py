@@ -100,6 +100,7 @@ class _Places:
     def __init__(self, program: Program, facts: ModelFacts) -> None:
         names = [unit.name for unit in facts.units]
         self._owner = [names.index(unit.shares_weights_with or unit.name) for unit in facts.units]
+        self._learning = [u for u in sorted(set(self._owner)) if facts.units[u].gradient_bytes]
         self._head = len(facts.units) - 1
         self._on_nvme = {(op.unit, op.micro) for op in program.ops if op.kind == "write"}
         self._swapped = {(op.unit, op.micro) for op in program.ops if op.kind in ("swap_out", "swap_in")}
@@ -217,7 +218,7 @@ class _Places:
         return Access((self._gradient_of(op),), (f"squares {op.unit}",))
 
     def _clip(self, op: Op, key: str) -> Access:
-        return Access(tuple(f"squares {owner}" for owner in sorted(set(self._owner))), ("clip",))
+        return Access(tuple(f"squares {owner}" for owner in self._learning), ("clip",))
 
     def _update(self, op: Op, key: str) -> Access:
         state = self._states.of(op.unit)

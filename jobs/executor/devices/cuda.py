@@ -97,12 +97,15 @@ class CudaRecorder(Recorder):
         super().__init__()
         self._device = device
         self._timed: list[tuple[str, str, torch.cuda.Event, torch.cuda.Event, int]] = []
+        self._spare: list[torch.cuda.Event] = []  # of steps before: to make one takes longer than to record it
         self._first: torch.cuda.Event | None = None
 
     def start(self) -> None:
         """Begin a new step at time zero, on the GPU and on the host."""
         torch.cuda.synchronize(self._device)
-        self._timed, self._first = [], torch.cuda.Event(enable_timing=True)
+        timed, self._timed = self._timed, []
+        self._spare += [event for _, _, *both, _ in timed for event in both]
+        self._first = torch.cuda.Event(enable_timing=True)
         self._first.record(torch.cuda.current_stream(self._device))
         self._first.synchronize()
         super().start()
@@ -111,7 +114,10 @@ class CudaRecorder(Recorder):
         """The moment at which ``stream`` comes to this point; None while nothing is recorded."""
         if not self.on:
             return None
-        event = torch.cuda.Event(enable_timing=True)
+        try:
+            event = self._spare.pop()
+        except IndexError:
+            event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event
 

@@ -1,7 +1,7 @@
 """NVMe straight from GPU memory and back: GPUDirect Storage, by way of NVIDIA's ``kvikio``.
 
-Written against the Python interface of kvikio 26.10 (``CuFile.raw_write_async``, ``raw_read_async``), and not yet run on
-a GPU. Each request is put on a CUDA stream of its own and waited for by the thread of the NVMe stream, which so knows
+Written against the Python interface of kvikio 26.10 (``CuFile.raw_write_async``, ``raw_read_async``), and not yet run
+on a GPU. Each request is put on a CUDA stream of its own, and the thread of the NVMe stream waits for it and so knows
 how many bytes moved; kvikio's blocking calls would wait for all of the default stream, compute included.
 
 cuFile takes GPU memory of its own for what is not aligned to blocks (``max_device_cache_size`` in ``cufile.json``), and

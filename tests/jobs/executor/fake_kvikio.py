@@ -46,6 +46,8 @@ class Driver:
         self.open_files = 0
         self.requests: list[tuple[str, int, int]] = []
         """Direction, offset and bytes of each."""
+        self.used: set[tuple[str, int]] = set()
+        """Directions, with the stream that each was given."""
         self.fails: dict[str, list[BaseException | int]] = {"write": [], "read": []}
         """For the next requests of a direction: what is raised, or how many bytes are moved at most."""
         self._streams: dict[int, ThreadPoolExecutor] = {}
@@ -57,6 +59,7 @@ class Driver:
             if stream not in self._streams:
                 self._streams[stream] = ThreadPoolExecutor(1, thread_name_prefix="fake-gpu")
             self.requests.append((way, offset, size))
+            self.used.add((way, stream))
             delay, fault = self._delays.choice((0, 0, 0.0005)), self.fails[way].pop(0) if self.fails[way] else size
 
         def late() -> int:

@@ -1,4 +1,4 @@
-"""Boundaries that go from GPU memory to NVMe and back with no stop on the host, as far as that can be seen without both.
+"""Boundaries that go from GPU memory to NVMe and back with no stop on the host, as far as one sees without either.
 
 `fake_kvikio` stands for the library: it moves the bytes late, and tells the outcome only to who waits.
 """
