@@ -81,8 +81,8 @@ class StreamedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         _at_the_end(ctx.engine.end_backward)
-        state_gradient = ctx.engine.loss_backward(ctx.turn, ctx.state_gradient, gradients[0])
-        ctx.state_gradient = None
+        state_gradient, ctx.state_gradient = ctx.state_gradient, None  # as above, and whatever becomes of it
+        state_gradient = ctx.engine.loss_backward(ctx.turn, state_gradient, gradients[0])
         return None, None, state_gradient, None, None, None
 
 

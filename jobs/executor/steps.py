@@ -129,6 +129,11 @@ class Steps:
                 "step() came before the backward of any micro-batch ended",
                 hint="run forward and backward of every micro-batch of the step first",
             )
+        if not any(unit.gradient_bytes for unit in self._facts.units):
+            raise ProgramError(
+                "a step needs something that learns, and every parameter of the model is frozen",
+                hint="let some learn (requires_grad) before stream()",
+            )
         self._end_phase()
         if self._phases[-1] != NORMS:
             self._enter(NORMS)

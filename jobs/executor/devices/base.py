@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import queue
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -157,16 +157,22 @@ class InlineStream(Stream):
         pass  # nothing is ever waiting
 
 
+Queue = queue.SimpleQueue[tuple[str, Work, Sequence[Event], int, Event] | None]
+"""What a stream was given; None ends it."""
+
+
 class ThreadStream(Stream):
     """Runs work on a thread of its own, no faster than ``bytes_per_s`` (None: as fast as it goes)."""
 
     def __init__(self, name: str, recorder: Recorder, bytes_per_s: float | None = None) -> None:
         self.name, self.bytes_per_s, self._recorder = name, bytes_per_s, recorder
         self.lent = Lent()
-        self._queue: queue.SimpleQueue[tuple[str, Work, Sequence[Event], int, Event] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"lazytrain-{name}", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)  # a thread that is still alive then would abort the process
+        self._queue: Queue = queue.SimpleQueue()
+        served = (weakref.ref(self), self._queue)
+        thread = threading.Thread(target=_serve, args=served, name=f"lazytrain-{name}", daemon=True)
+        thread.start()
+        # At the interpreter's end too: a thread that is still alive then would abort the process.
+        self._end = weakref.finalize(self, _end, self._queue, thread)
 
     def submit(self, name: str, work: Work, after: Sequence[Event], nbytes: int = 0) -> Event:
         before = tuple(after)
@@ -179,24 +185,8 @@ class ThreadStream(Stream):
         self._queue.put((name, work, (), 0, Event()))
 
     def close(self) -> None:
-        atexit.unregister(self.close)
-        self._queue.put(None)
-        self._thread.join()
+        self._end()
         self.lent.release()
-
-    def _run(self) -> None:
-        torch.set_num_threads(1)  # the cores belong to the compute thread
-        while (item := self._queue.get()) is not None:
-            name, work, after, nbytes, event = item
-            failure: BaseException | None = None
-            try:
-                for earlier in after:
-                    earlier.wait()
-                self._do(name, work, nbytes)
-            except BaseException as error:  # raised again where somebody waits for the event
-                failure = error
-            del item, work, after  # they hold tensors, whose memory counts as free once the event has ended
-            event.end(failure)
 
     def _do(self, name: str, work: Work, nbytes: int) -> None:
         start = time.perf_counter()
@@ -206,6 +196,31 @@ class ThreadStream(Stream):
             if left > 0:
                 time.sleep(left)  # the link is busy for as long as a real one of this bandwidth
         self._recorder.add(name, self.name, start, nbytes)
+
+
+def _serve(stream: weakref.ref[ThreadStream], given: Queue) -> None:
+    """What the thread of a stream does; it does not keep the stream, so that one which nobody has any more ends."""
+    torch.set_num_threads(1)  # the cores belong to the compute thread
+    while (item := given.get()) is not None:
+        name, work, after, nbytes, event = item
+        failure: BaseException | None = None
+        try:
+            for earlier in after:
+                earlier.wait()
+            if (here := stream()) is None:
+                raise RuntimeError(f"{name} was given to a stream that was dropped without close()")
+            here._do(name, work, nbytes)
+        except BaseException as error:  # raised again where somebody waits for the event
+            failure = error
+        here = None
+        del item, work, after  # they hold tensors, whose memory counts as free once the event has ended
+        event.end(failure)
+
+
+def _end(given: Queue, thread: threading.Thread) -> None:
+    given.put(None)
+    if thread is not threading.current_thread():  # it may be the last that held the stream
+        thread.join()
 
 
 class Device(ABC):
