@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -86,8 +86,7 @@ def patch_methods(
         patches.set(module, "_apply", _same_or_refused(module))
         for name in ("__deepcopy__", "__reduce_ex__"):
             patches.refuse(module, name, "copy or pickle it before stream(), or use save_pretrained()", "copied")
-    for name in ("num_parameters", "get_memory_footprint"):
-        patches.set(inner, name, _with(shown, getattr(inner, name)))
+    patches.set(inner, "num_parameters", _counted(inner, shown))
     patches.set(inner, "gradient_checkpointing_enable", _checkpointing_is_the_policy)
     for each in dict.fromkeys((model, inner)):
         patches.set(each, "zero_grad", zero_grad)
@@ -110,13 +109,16 @@ def _same_or_refused(module: nn.Module) -> Callable[..., nn.Module]:
     return apply
 
 
-def _with(context: Callable[[], AbstractContextManager[None]], method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def within(*args: Any, **kwargs: Any) -> Any:
-        with context():
-            return method(*args, **kwargs)
+def _counted(model: PreTrainedModel, shown: Callable[[], AbstractContextManager[None]]) -> Callable[..., int]:
+    """``num_parameters`` of a model whose parameters are nowhere: trainers ask in every step, so it is counted now."""
+    both = (False, True)
+    with shown():
+        counts = {asked: int(model.num_parameters(*asked)) for asked in itertools.product(both, both)}
 
-    return within
+    def num_parameters(only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        return counts[only_trainable, exclude_embeddings]
+
+    return num_parameters
 
 
 def _checkpointing_is_the_policy(*args: Any, **kwargs: Any) -> None:

@@ -44,7 +44,7 @@ class GpuDirectFile(ScratchFile):
         try:
             with kvikio.defaults.set("compat_mode", kvikio.CompatMode.OFF):
                 self._file = kvikio.CuFile(path, "r+")
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise HardwareError(
                 f"a file in {self.directory} cannot be reached from the GPU: {error}",
                 hint="name a directory on a local NVMe disk (ext4 or XFS), or plan without GPUDirect Storage",
@@ -139,7 +139,11 @@ def missing() -> str:
         kvikio = _kvikio()
     except (ImportError, OSError) as error:  # OSError: a library of CUDA's that it loads
         return f"kvikio cannot be imported ({error}); pip install 'lazytrain[gds]'"
-    if not kvikio.cufile_driver.get("is_gds_available"):
+    try:
+        available = kvikio.cufile_driver.get("is_gds_available")
+    except RuntimeError as error:  # cuFile's own
+        return f"cuFile cannot be used ({error})"
+    if not available:
         return "cuFile finds no GPUDirect Storage driver (nvidia-fs is not loaded)"
     if kvikio.defaults.is_compat_mode_preferred():
         return "kvikio is in compatibility mode, which passes through host memory (KVIKIO_COMPAT_MODE)"
@@ -148,8 +152,10 @@ def missing() -> str:
 
 def _problem_of_a_block(device: Device, directory: Path) -> str:
     """Write and read a block and a half."""
-    written = torch.arange(ALIGNMENT * 3 // 2, device=device.torch_device).to(torch.uint8)
-    read = torch.zeros_like(written)
+    with device.counting():
+        written = torch.arange(ALIGNMENT * 3 // 2, device=device.torch_device).to(torch.uint8)
+        read = torch.zeros_like(written)
+        device.compute_event().wait()  # both are there
     try:
         file = GpuDirectFile(directory, device)
     except LazytrainError as error:

@@ -165,6 +165,7 @@ def test_memory_that_is_written_counts_until_compute_waits_for_its_write(gpudire
     [
         ("library", "kvikio cannot be imported"),
         ("driver", "nvidia-fs is not loaded"),
+        ("configuration", "cuFile cannot be used .cuFile error: 5000"),
         ("mode", "KVIKIO_COMPAT_MODE"),
         ("file system", "cannot be reached from the GPU: O_DIRECT is not supported"),
         ("device", "no GPU of NVIDIA's"),
@@ -176,12 +177,17 @@ def test_what_is_missing_is_said_and_nothing_falls_back(
     def refuse(*_):
         raise RuntimeError("O_DIRECT is not supported")
 
+    def fail(_):
+        raise RuntimeError("cuFile error: 5000")
+
     if lacking == "library":
         monkeypatch.setitem(sys.modules, "kvikio", None)
     elif lacking == "device":
         monkeypatch.setattr(EmulatedDevice, "has_direct_io", False)
     elif lacking == "file system":
         monkeypatch.setattr(sys.modules["kvikio"], "CuFile", refuse)
+    elif lacking == "configuration":
+        monkeypatch.setattr(sys.modules["kvikio.cufile_driver"], "get", fail)
     gpudirect.gds_available = lacking != "driver"
     gpudirect.compat_preferred = lacking == "mode"
     model = make_model("qwen3")

@@ -335,10 +335,8 @@ def test_a_step_that_would_ruin_the_weights_is_refused(what, make_model, facts_o
 def test_parameters_are_counted_as_they_are(make_model, facts_of):
     model = make_model("qwen3")
     counts = [model.num_parameters(), model.num_parameters(only_trainable=True, exclude_embeddings=True)]
-    memory = model.get_memory_footprint()
     with open_stream(model, facts=facts_of("qwen3")):
         assert [model.num_parameters(), model.num_parameters(only_trainable=True, exclude_embeddings=True)] == counts
-        assert model.get_memory_footprint() == memory
         assert sum(p.numel() for p in model.parameters()) == 0
 
 
@@ -364,6 +362,7 @@ def test_nothing_is_left_of_a_stream_that_was_closed_dropped_or_never_opened(mak
     def files():
         return len(list(Path("/proc/self/fd").iterdir()))
 
+    gc.collect()  # what other tests have dropped
     facts, threads, before = facts_of("qwen2"), threading.active_count(), files()
     for ending in ("close", "drop", "refuse"):
         if ending == "refuse":
