@@ -45,7 +45,7 @@ def keeping_all(
         graphed = call.forward_with_graph()
         forward = tracker.peak_bytes - _bytes(output_tensors(graphed.output)) - kept_bytes
         for tensor in output_tensors(graphed.output):
-            tensor.data = tensor.data.new_zeros(1).expand(tensor.shape)
+            tensor.data = tensor.data.new_zeros(()).expand(tensor.shape)
     runs = [graphed]
     del graphed
     return forward, _backward(tracker, call, _Nothing(), runs.pop, gradients, parameters) - kept_bytes

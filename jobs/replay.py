@@ -209,6 +209,16 @@ class Autocast:
             yield
 
 
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """No gradients, and tensors that can still be written afterwards, also where the caller is in inference mode."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 @dataclass(frozen=True)
 class RngState:
     """The random generators of the CPU, of one GPU, and those of Python and numpy, which some models use."""

@@ -9,7 +9,7 @@ from typing import Final
 from ..jobs.model_facts import ModelFacts, UnitFacts
 from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ..jobs.pinning import decide_pinning
-from ..jobs.policy import Op, Parked, Policy, Program, lower
+from ..jobs.policy import DIRECT, Op, Parked, Policy, Program, lower
 from ..jobs.policy.artifact import Home
 from ..jobs.policy.lowering import GRADIENT_STAGING, NVME_STAGING
 from .hardware import BYTES_PER_UPDATE, HardwareProfile
@@ -55,7 +55,7 @@ def host_traffic(program: Program, facts: ModelFacts, profile: HardwareProfile) 
     units = facts.units
     updated = sum(units[op.unit].trainable_parameters for op in program.ops if op.kind == "update")
     passed = sum(HOST_PASSES[op.kind] * op.bytes for op in program.ops if op.kind in HOST_PASSES)
-    moved = sum(op.bytes for op in program.ops if op.stream in LINK_RATES)
+    moved = sum(op.bytes for op in program.ops if op.stream in LINK_RATES and op.kind not in DIRECT)
     return updated * update_traffic(profile) + passed + moved
 
 

@@ -65,6 +65,8 @@ class HardwareProfile(Frozen):
     """Room for boundaries on NVMe; 0 means that there is none."""
     nvme_read_bytes_s: float = Field(default=2.83e9, gt=0)
     nvme_write_bytes_s: float = Field(default=3.35e9, gt=0)
+    gpudirect: bool = False
+    """Whether the GPU reaches files on NVMe itself (GPUDirect Storage)."""
 
     @property
     def gpu_budget_bytes(self) -> int:

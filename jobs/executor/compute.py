@@ -13,6 +13,7 @@ from ..head_loss import Logits, RowLoss, Targets, loss_with_gradients, row_loss_
 from ..model_facts import ModelFacts
 from ..policy import Op, Policy
 from ..replay import Call, RngState, output_tensors
+from .buffers import as_before
 from .devices import Device
 from .internals import Graph, Internals, Products
 from .stores import ActivationStore, HostUnit
@@ -57,14 +58,12 @@ class Compute:
     def forward(self, op: Op, call: Call, boundary: torch.Tensor) -> Any:
         """Run a unit on its boundary; keep what the policy says."""
         key = (op.unit, op.micro)
-        before = RngState.now(self._device.torch_device)
-        with self._weights.bound(op) as slot:
+        with self._weights.bound(op) as slot, self._noting(op, call):
             if op.internals == "none":
                 output = call.forward(boundary)
             else:
                 kept = self._in_flight.kept[key] = KEEP[op.internals]()
                 output = kept.forward(call, boundary, slot)
-        call.rng = before.unless_unchanged(self._device.torch_device)
         if self._home(op.unit) != "gpu":
             self._store.drop(key)
         self._in_flight.calls[key] = call
@@ -73,10 +72,8 @@ class Compute:
 
     def forward_whole(self, op: Op, call: Call) -> Any:
         """Run the head, whose logits go to a loss that is not the engine's."""
-        before = RngState.now(self._device.torch_device)
-        with self._weights.bound(op) as flat:
+        with self._weights.bound(op) as flat, self._noting(op, call):
             output = call.forward()
-        call.rng = before.unless_unchanged(self._device.torch_device)
         self._weights.keep_for_head(op.micro, flat)
         self._in_flight.calls[self._head, op.micro] = call
         return output
@@ -85,7 +82,7 @@ class Compute:
         """Run a unit's forward once more, for the boundary after it."""
         key = (op.unit, op.micro)
         call = self._in_flight.calls[key]
-        with self._weights.bound(op), self._replaying(call), torch.no_grad():
+        with self._weights.bound(op), self._replaying(op, call), torch.no_grad():
             output = call.forward(self._store.get(key))
         self._store.put((op.unit + 1, op.micro), output_tensors(output)[0])
 
@@ -150,7 +147,7 @@ class Compute:
         wanted = list(host.parameters.values())
         boundary = None if op.unit == self._head else self._store.get(key)
         self._store.drop(key)
-        with self._weights.bound(op) as slot, self._replaying(call):
+        with self._weights.bound(op) as slot, self._replaying(op, call):
             if op.internals == "none":
                 inputs, parameters = call.backward(boundary, gradients, wanted)
             else:
@@ -158,6 +155,11 @@ class Compute:
                 inputs, parameters = self._in_flight.kept.pop(key).backward(call, boundary, slot, gradients, wanted)
         self._in_flight.outgoing[key] = dict(zip(host.parameters, parameters, strict=True))
         return inputs
+
+    def skip_forward(self, op: Op) -> None:
+        """Do a forward that the model leaves out."""
+        with self._weights.bound(op):
+            pass  # they were loaded for nothing
 
     def skip_backward(self, op: Op) -> None:
         """Do a backward that autograd leaves out: the loss does not depend on the unit, all its gradients are zero."""
@@ -189,14 +191,25 @@ class Compute:
         return self._policy.homes[layer] if 0 <= layer < len(self._facts.layers) else "gpu"
 
     @contextmanager
-    def _replaying(self, call: Call) -> Iterator[None]:
-        """Set the random generators to what they were when the unit first ran, then back."""
-        if call.rng is None:
-            yield
-            return
-        now = RngState.now(self._device.torch_device)
-        call.rng.restore(self._device.torch_device)
-        try:
-            yield
-        finally:
-            now.restore(self._device.torch_device)
+    def _noting(self, op: Op, call: Call) -> Iterator[None]:
+        """Note what the unit's first run does to random generators and buffers."""
+        before, buffers = RngState.now(self._device.torch_device), self._units[op.unit].buffers
+        buffers_before = buffers.before()
+        yield
+        call.rng = before.unless_unchanged(self._device.torch_device)
+        if changed := buffers.changed(buffers_before):
+            self._in_flight.buffers[op.unit, op.micro] = changed
+
+    @contextmanager
+    def _replaying(self, op: Op, call: Call) -> Iterator[None]:
+        """Set random generators and buffers to what they were when the unit first ran, then back."""
+        with as_before(self._in_flight.buffers.get((op.unit, op.micro), ())):
+            if call.rng is None:
+                yield
+                return
+            now = RngState.now(self._device.torch_device)
+            call.rng.restore(self._device.torch_device)
+            try:
+                yield
+            finally:
+                now.restore(self._device.torch_device)

@@ -20,7 +20,7 @@ from ..errors import ProgramError
 from ..head_loss import Logits, RowLoss, Targets, loss_only, row_log_probabilities
 from ..model_facts import ModelFacts
 from ..policy import UPDATE_PHASE, Op, Policy
-from ..replay import Call
+from ..replay import Call, outside_inference_mode
 from . import failures
 from .checks import Checks, NoChecks
 from .compute import Compute
@@ -28,6 +28,7 @@ from .devices import Device, Event
 from .interpreter import Interpreter
 from .steps import Steps, Turn
 from .stores import HostUnit, Optimizer
+from .stores.gpudirect import check_gpudirect
 from .transfers import PendingUpdate, Transfers
 from .weights import DeviceWeights
 
@@ -57,7 +58,12 @@ class Engine:
         self._arrange(policy)
 
     def _arrange(self, policy: Policy) -> None:
-        """Take the memory that the policy needs, and get ready to run its programs. Raises OutOfMemory."""
+        """Take the memory that the policy needs, and get ready to run its programs.
+
+        Raises OutOfMemory, and HardwareError where NVMe cannot be reached from the device and the policy has it so.
+        """
+        if policy.direct_nvme and "nvme" in policy.homes:
+            check_gpudirect(self.device, self._directory)
         self.policy = policy
         facts, units, device, owner = self.facts, self.units, self.device, self._owner
         self._weights = DeviceWeights(facts, policy, units, device)
@@ -123,6 +129,7 @@ class Engine:
         """Run a unit without gradients."""
         with self._ticking():
             self._begin_pass(self._steps.begin_evaluation)
+            self._pass_over_embeddings(unit)
             op = self._run.advance("forward", unit)
             output = self._compute.infer(op, run, args, kwargs)
             self._run.finish(op)
@@ -132,12 +139,22 @@ class Engine:
         """Run a unit's forward of a training step; keep its input where the policy says."""
         with self._ticking():
             self._begin_pass(self._steps.begin_forward)
+            self._pass_over_embeddings(unit)
             op = self._run.peek("forward", unit)
             boundary = self._compute.take_boundary((unit, op.micro), call)
             self._run.advance("forward", unit)
             output = self._compute.forward(op, call, boundary)
             self._run.finish(op)
         return output
+
+    def _pass_over_embeddings(self, unit: int) -> None:
+        """Embeddings that the model leaves out, because it was given their output: nothing of theirs is used."""
+        while (op := self._run.upcoming()) is not None and op.kind == "forward" and op.unit < unit:
+            if self.facts.units[op.unit].kind != "before":
+                return
+            self._run.advance("forward", op.unit)
+            self._compute.skip_forward(op)
+            self._run.finish(op)
 
     def forward_whole(self, call: Call) -> Any:
         """Run the head in a training step; its logits go to a loss that is not the engine's."""
@@ -311,6 +328,12 @@ class Engine:
         """The unit whose weights this one uses."""
         return self._owner[unit]
 
+    def weights_change(self) -> None:
+        """Somebody is about to write weights: forwards before that have no backward, and what was loaded is stale."""
+        self.flush()
+        with self._ticking():
+            self._steps.weights_change()
+
     def wait_for_gradients(self) -> None:
         """Return when every gradient of the step has arrived on the host."""
         self._run.wait_for_all()
@@ -353,7 +376,7 @@ class Engine:
     def _ticking(self, *, keeps: bool = False) -> Iterator[None]:
         """Count device memory; give the step up if anything goes wrong (with ``keeps``, unless nothing was done)."""
         try:
-            with self.device.counting():
+            with self.device.counting(), outside_inference_mode():
                 yield
         except BaseException as error:
             if not keeps or self._steps.has_gradients:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..head_loss import Logits, RowLoss, Targets
@@ -51,6 +52,7 @@ class StreamedUnit(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         _at_the_end(ctx.engine.end_backward)
         call, ctx.call = ctx.call, None  # whoever holds the loss holds this node, and would hold the unit's arguments
@@ -76,10 +78,11 @@ class StreamedLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         _at_the_end(ctx.engine.end_backward)
-        state_gradient = ctx.engine.loss_backward(ctx.turn, ctx.state_gradient, gradients[0])
-        ctx.state_gradient = None
+        state_gradient, ctx.state_gradient = ctx.state_gradient, None  # as above, and whatever becomes of it
+        state_gradient = ctx.engine.loss_backward(ctx.turn, state_gradient, gradients[0])
         return None, None, state_gradient, None, None, None
 
 

@@ -146,9 +146,8 @@ class Graph(Internals):
         known.clear()  # the graph holds `pack`, and would keep every storage through it until all of backward is done
         output = tree_map_only(torch.Tensor, torch.Tensor.detach, self._graphed.output)
         for tensor in (*self._graphed.inputs, *output_tensors(self._graphed.output)):
-            tensor.data = tensor.data.new_zeros(1).expand(
-                tensor.shape
-            )  # the graph needs their shapes, not their values
+            shape, one = tensor.shape, tensor.data.new_zeros(())
+            tensor.data = one.expand(shape)  # the graph needs their shapes, not their values
         return output
 
     def backward(

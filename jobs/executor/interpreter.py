@@ -100,8 +100,8 @@ class Interpreter:
         self._next += 1
         while not self.at_end:
             following = self.program.ops[self._next]
-            if following.stream == "compute" or following.kind == "offload":
-                break  # an offload's boundary comes with the next tick
+            if following.stream == "compute" or following.kind in ("offload", "spill"):
+                break  # the boundary that they take comes with the next tick
             self._issue(following)
 
     def run_out(self) -> None:
@@ -132,7 +132,7 @@ class Interpreter:
     def _issue(self, op: Op) -> None:
         work, nbytes = self._checks.prepare(op, self._transfers)
         after = [self._events[name] for name in op.after]
-        if op.stream == "h2d":
+        if op.stream == "h2d" or op.kind == "fetch":
             after.append(self._device.compute_event())  # the memory it fills may only just have been given up
         self._events[op.id] = self.submit(op, work, nbytes, after)
         self._next += 1

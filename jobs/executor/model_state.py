@@ -6,7 +6,8 @@ on these two methods works: ``save_pretrained``, the checkpoints of trainers, ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,10 +22,15 @@ class ModelState:
     """Hooks on the modules of the units, until `remove`."""
 
     def __init__(
-        self, model: nn.Module, units: Sequence[HostUnit], device: torch.device, flush: Callable[[], None]
+        self,
+        model: nn.Module,
+        units: Sequence[HostUnit],
+        device: torch.device,
+        flush: Callable[[], None],
+        change: Callable[[], None],
     ) -> None:
-        """``flush`` waits until no update of the weights is under way."""
-        self._device, self._flush = device, flush
+        """``flush`` waits until no update of the weights is under way; ``change`` comes before others write them."""
+        self._units, self._device, self._flush, self._change = units, device, flush, change
         self._masters: dict[str, torch.Tensor] = {}
         self._handles: list[Any] = []
         for path, unit in {unit.path: unit for unit in reversed(units)}.items():
@@ -35,6 +41,18 @@ class ModelState:
                 module.register_load_state_dict_pre_hook(partial(self._open, unit)),
                 module.register_load_state_dict_post_hook(partial(self._take, unit)),
             ]
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """While entered, all parameters are what they are on the host."""
+        self._flush()
+        try:
+            for unit in self._units:
+                unit.bind(unit.weights.streamed)
+            yield
+        finally:
+            for unit in self._units:
+                unit.unbind(self._device)
 
     def remove(self) -> None:
         """Let torch see the parameters as they are."""
@@ -55,7 +73,7 @@ class ModelState:
             return
         if metadata.get("assign_to_params_buffers"):
             raise ProgramError("a streamed model cannot be given other tensors", hint="load with assign=False")
-        self._flush()
+        self._change()
         self._masters[unit.name] = unit.weights.master()
         unit.bind(self._masters[unit.name])
 

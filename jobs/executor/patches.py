@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -27,11 +29,12 @@ class Patches:
         self._before.append((module, name, vars(module).get(name, _ABSENT)))
         setattr(module, name, value)
 
-    def refuse(self, module: nn.Module, name: str, hint: str) -> None:
-        """Let a method of this one module raise ProgramError."""
+    def refuse(self, module: nn.Module, name: str, hint: str, what: str = "") -> None:
+        """Let a method of this one module raise ProgramError; ``what`` is what the model cannot be then."""
+        why = f"a streamed model cannot be {what}" if what else f"{name}() cannot be called while the model is streamed"
 
         def refused(*args: Any, **kwargs: Any) -> Any:
-            raise ProgramError(f"{name}() cannot be called while the model is streamed", hint=hint)
+            raise ProgramError(why, hint=hint)
 
         self.set(module, name, refused)
 
@@ -61,18 +64,61 @@ def inner_model(model: nn.Module) -> PreTrainedModel:
     return inner
 
 
-def patch_methods(model: nn.Module, patches: Patches, zero_grad: Callable[..., None]) -> None:
-    """Methods of a model that mean something else while it is streamed, or nothing."""
+def is_streamed(model: nn.Module) -> bool:
+    """Whether `patch_methods` is in force."""
+    return "__deepcopy__" in vars(model)
+
+
+def patch_methods(
+    model: nn.Module,
+    patches: Patches,
+    zero_grad: Callable[..., None],
+    shown: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """Methods of a model that mean something else while it is streamed, or nothing.
+
+    While ``shown`` is entered the parameters are there.
+    """
     inner = inner_model(model)
-    for module in inner.modules():
+    for module in {id(module): module for module in (model, *inner.modules())}.values():
         if getattr(module, "gradient_checkpointing", False):
             patches.set(module, "gradient_checkpointing", False)
+        patches.set(module, "_apply", _same_or_refused(module))
+        for name in ("__deepcopy__", "__reduce_ex__"):
+            patches.refuse(module, name, "copy or pickle it before stream(), or use save_pretrained()", "copied")
+    patches.set(inner, "num_parameters", _counted(inner, shown))
     patches.set(inner, "gradient_checkpointing_enable", _checkpointing_is_the_policy)
     for each in dict.fromkeys((model, inner)):
         patches.set(each, "zero_grad", zero_grad)
         for name in ("add_adapter", "load_adapter"):
             patches.refuse(each, name, "add adapters before stream(); for DPO give a reference model of its own")
         patches.refuse(each, "resize_token_embeddings", "resize the embeddings before stream()")
+
+
+def _same_or_refused(module: nn.Module) -> Callable[..., nn.Module]:
+    """``to()`` and its kin: nothing where they would change nothing, refused where they would."""
+
+    def apply(change: Callable[[Any], Any], *args: Any, **kwargs: Any) -> nn.Module:
+        if all(change(tensor) is tensor for tensor in (*module.parameters(), *module.buffers())):
+            return module
+        raise ProgramError(
+            "a streamed model stays in its dtype and where it is: to(), half(), cuda(), to_empty() would break it",
+            hint="change dtype before stream(), and say there which device is to compute",
+        )
+
+    return apply
+
+
+def _counted(model: PreTrainedModel, shown: Callable[[], AbstractContextManager[None]]) -> Callable[..., int]:
+    """``num_parameters`` of a model whose parameters are nowhere: trainers ask in every step, so it is counted now."""
+    both = (False, True)
+    with shown():
+        counts = {asked: int(model.num_parameters(*asked)) for asked in itertools.product(both, both)}
+
+    def num_parameters(only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        return counts[only_trainable, exclude_embeddings]
+
+    return num_parameters
 
 
 def _checkpointing_is_the_policy(*args: Any, **kwargs: Any) -> None:

@@ -23,7 +23,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from ..effects import Outcome, Places, apply, unit_call
 from ..errors import ProgramError
 from ..head_loss import Logits, RowLoss, Targets, forward_in_chunks, log_probabilities_of_rows, takes_a_count
-from ..replay import Autocast, Call
+from ..replay import Autocast, Call, outside_inference_mode
 from ..structure import LOOSE
 from .engine import Engine
 from .functions import Arranged, StreamedLoss, StreamedUnit
@@ -196,16 +196,17 @@ class StandIns:
     @contextmanager
     def _entry(self, args: Any, kwargs: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """A forward of the model from outside: gives its arguments, on the device."""
-        args = tuple(self._bring(value) for value in args)
-        kwargs = {name: self._bring(value) for name, value in kwargs.items()}
         self._training = torch.is_grad_enabled()
+        with outside_inference_mode():
+            args = tuple(self._bring(value) for value in args)
+            kwargs = {name: self._bring(value) for name, value in kwargs.items()}
         if self._training:
             kwargs["use_cache"] = False
             self._check_learning()
         self._entered = True
         self.engine.enter_model()
         try:
-            with self.engine.device.counting(), _no_writes_into_outputs(), self._with_loose():
+            with self.engine.device.counting(), outside_inference_mode(), _no_writes_into_outputs(), self._with_loose():
                 yield args, kwargs
         finally:
             self._entered = False
@@ -224,7 +225,9 @@ class StandIns:
         return self.engine.device.torch_device
 
     def _bring(self, value: Any) -> Any:
-        return self.engine.device.bring(value) if isinstance(value, torch.Tensor) else value
+        if not isinstance(value, torch.Tensor):
+            return value
+        return self.engine.device.bring(value.clone() if value.is_inference() else value)
 
     def _output_embeddings(self, original: Callable[[], Any]) -> Callable[[], Any]:
         """After a forward of the base model alone, the head's weights for whoever makes the logits from them."""

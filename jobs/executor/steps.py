@@ -129,11 +129,26 @@ class Steps:
                 "step() came before the backward of any micro-batch ended",
                 hint="run forward and backward of every micro-batch of the step first",
             )
+        if not any(unit.gradient_bytes for unit in self._facts.units):
+            raise ProgramError(
+                "a step needs something that learns, and every parameter of the model is frozen",
+                hint="let some learn (requires_grad) before stream()",
+            )
         self._end_phase()
         if self._phases[-1] != NORMS:
             self._enter(NORMS)
             self._run.run_out()
         self._run.wait_for("clip")
+
+    def weights_change(self) -> None:
+        """Go on after this with weights that are loaded anew; forwards whose backward has not run are given up."""
+        if not self._phases:
+            return
+        self._end_phase()
+        for micro in list(self._turns):
+            self._forget(micro)
+        self._run.wait_for_all()
+        self._place = len(self._run.program.order)  # nothing of this program comes next
 
     @property
     def has_gradients(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ from ..policy import Policy
 from ..structure import LOOSE, own_parameters, path_of
 from ..timeline import Timeline
 from . import failures
+from .buffers import Buffers
 from .devices import Device, Emulated, Event, open_device
 from .engine import Engine
 from .kernels import apply_liger, compile_layers
 from .model_state import ModelState
-from .patches import Patches, inner_model, patch_methods
+from .patches import Patches, inner_model, is_streamed, patch_methods
 from .standins import StandIns
 from .stores import HostUnit, Optimizer, UnitOptimizer
 from .stores.nvme import NvmeFile
@@ -66,8 +68,9 @@ def stream(
     The model may be one of ``transformers`` or of ``peft``. Parameters that are frozen now are streamed, and do not
     learn. Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where everything with a home
     on NVMe goes (the system's temporary directory by default). Raises ProgramError if the policy was made for another
-    model or batch, ModelError for what is no model of ``transformers``, OutOfMemory if the device has no room for the
-    weight slots, or the host for the weights: the model is then as it was.
+    model or batch, HardwareError if it wants GPUDirect Storage where there is none, ModelError for what is no model of
+    ``transformers``, OutOfMemory if the device has no room for the weight slots, or the host for the weights: the model
+    is then as it was.
 
     ``compile`` compiles the layers (True: by torch's default backend; or a backend's name), ``liger`` gives them
     Liger's fused kernels; both change results by rounding, and `kernels` says what they cost and when they are refused.
@@ -76,6 +79,8 @@ def stream(
     read any more with NaN, and raises InvariantBroken with the invariant's name (`policy.hazards.INVARIANTS`).
     """
     inner = inner_model(model)
+    if is_streamed(inner):
+        raise ProgramError("the model is streamed already", hint="close() that streaming first")
     facts = facts or model_facts(
         inner,
         micro_batch=policy.micro_batch,
@@ -134,6 +139,8 @@ def _host_units(
         owner = units.get(unit.shares_weights_with)
         path = "" if unit.name == LOOSE else path_of(unit.name)
         units[unit.name] = HostUnit(unit.name, path, own[unit.name], dtype, optimizer, owner)
+        if path:
+            units[unit.name].buffers = Buffers(model.get_submodule(path))
         if states is not None and unit.name in parked and unit.gradient_bytes:
             units[unit.name].park(states)
     for module in model.modules():
@@ -160,13 +167,20 @@ class Streamed:
         """
         self.model, self.device, self.facts = model, device, engine.facts
         self.steps = 0
-        self._engine, self._optimizer, self._skipped, self._states = engine, optimizer, 0, states
+        self._open: Engine | None = engine
+        self._optimizer, self._skipped, self._states = optimizer, 0, states
         self._trainer: TrainerOptimizer | None = None
         self._patches, inner = patches or Patches(), inner_model(model)
         self._prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is inner)
         self._standins = StandIns(inner, engine, self._patches)
-        self._state = ModelState(inner, engine.units, device.torch_device, engine.flush)
-        patch_methods(model, self._patches, self.zero_grad)
+        self._state = ModelState(inner, engine.units, device.torch_device, engine.flush, engine.weights_change)
+        patch_methods(model, self._patches, self.zero_grad, self._state.shown)
+
+    @property
+    def _engine(self) -> Engine:
+        if self._open is None:
+            raise ProgramError("the streaming of this model was closed", hint="stream() it again")
+        return self._open
 
     @property
     def policy(self) -> Policy:
@@ -194,10 +208,16 @@ class Streamed:
         """End the step: clip exactly, and start the update, which goes on while the next forward runs.
 
         ``scale`` multiplies the gradient before it is clipped. Raises NonFiniteGradient after three non-finite
-        gradients in a row.
+        gradients in a row, ProgramError for a rate or scale that is not finite, or a negative rate.
         """
         if self._optimizer is None:
             raise _no_optimizer()
+        rate = self._optimizer.lr if lr is None else lr
+        if not (math.isfinite(rate) and rate >= 0 and math.isfinite(scale)):
+            raise ProgramError(
+                f"a step with learning rate {rate} and gradients scaled by {scale} would ruin the weights",
+                hint="give a rate that is finite and not negative, and a finite scale",
+            )
         clip = self._engine.finish_step(scale)
         if not clip.finite:
             self._skipped += 1
@@ -210,7 +230,6 @@ class Streamed:
             return StepResult(self.steps, clip.norm, 0.0, skipped=True)
         self._skipped = 0
         self.steps += 1
-        rate = self._optimizer.lr if lr is None else lr
         self._engine.start_updates(PendingUpdate(self.steps, rate, scale * clip.scale))
         return StepResult(self.steps, clip.norm, clip.scale, skipped=False)
 
@@ -331,7 +350,7 @@ class Streamed:
 
     def load_unit_state(self, name: str, state: Mapping[str, torch.Tensor]) -> None:
         """Take up one unit's saved state."""
-        self.flush()
+        self._engine.weights_change()
         next(unit for unit in self._engine.units if unit.name == name).weights.load_state(state)
 
     def trace(self, on: bool = True) -> None:
@@ -373,14 +392,17 @@ class Streamed:
 
         Raises what made the last update fail, if it did; memory, threads and files are given back all the same.
         """
+        if self._open is None:
+            return
+        engine, self._open = self._open, None
         try:
-            self.flush()
+            engine.flush()
         finally:
             self._patches.undo()
             self._state.remove()
-            for unit in self._engine.units:
+            for unit in engine.units:
                 unit.bind(unit.weights.streamed)
-            self._engine.close()
+            engine.close()
             if self._states is not None:
                 self._states.close()
                 self._states = None

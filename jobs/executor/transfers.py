@@ -10,6 +10,7 @@ import torch
 
 from ..policy import Op, Program
 from ..replay import Call
+from .buffers import Before
 from .devices import Device
 from .internals import Internals
 from .parking import KINDS, Parking
@@ -38,6 +39,8 @@ class InFlight:
     """What a step holds between its operations."""
 
     calls: dict[Key, Call] = field(default_factory=dict)
+    buffers: dict[Key, list[Before]] = field(default_factory=dict)
+    """Buffers that a forward has changed, as they were before it."""
     kept: dict[Key, Internals] = field(default_factory=dict)
     outgoing: dict[Key, Gradients] = field(default_factory=dict)
     """Gradients on the device, by parameter name, until they leave."""
@@ -48,7 +51,7 @@ class InFlight:
 
     def forget(self, micro: int) -> None:
         """Drop what belongs to one micro-batch."""
-        for held in (self.calls, self.kept, self.outgoing):
+        for held in (self.calls, self.buffers, self.kept, self.outgoing):
             for key in [key for key in held if key[1] == micro]:
                 del held[key]
 
@@ -143,6 +146,12 @@ class Transfers:
 
     def _reload(self, op: Op) -> Transfer:
         return self.store.reload((op.unit, op.micro))
+
+    def _spill(self, op: Op) -> Transfer:
+        return self.store.spill((op.unit, op.micro))
+
+    def _fetch(self, op: Op) -> Transfer:
+        return self.store.fetch((op.unit, op.micro))
 
     def _swap_out(self, op: Op) -> Transfer:
         key = (op.unit, op.micro)

@@ -3,9 +3,10 @@
 from .artifact import Boundary, Certificate, Home, LayerPolicy, Policy, Predicted
 from .lowering import lower, lower_forward
 from .parked import Parked
-from .program import UPDATE_PHASE, Buffer, Op, Program
+from .program import DIRECT, UPDATE_PHASE, Buffer, Op, Program
 
 __all__ = [
+    "DIRECT",
     "UPDATE_PHASE",
     "Boundary",
     "Buffer",

@@ -88,6 +88,8 @@ class Policy(Frozen):
     """Layer-sized weight buffers on the GPU; one computes while the others load."""
     staging_slots: int = Field(default=2, ge=1)
     """Compute operations that a copy out of the GPU may take; and gradients that may be on their way out at once."""
+    direct_nvme: bool = False
+    """Whether boundaries on NVMe go there from GPU memory, and back, with no stop on the host (GPUDirect Storage)."""
     optimizer_home: Literal["host", "nvme"] = "host"
     """``nvme`` if it is that of any layer."""
     gradient_home: Literal["host", "nvme"] = "host"

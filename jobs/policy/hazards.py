@@ -90,6 +90,8 @@ def hazards(program: Program, used: tuple[Access, ...]) -> Iterator[Hazard]:
 
 _FROM_BEFORE = ("master ", "gradient of ", "state of ")
 """Places that hold something when a step begins: weights, optimizer state, the gradients of the step before."""
+_TO_AND_FRO = ("offload", "reload", "spill", "fetch")
+"""Kinds after which backward finds a boundary elsewhere than forward left it; the first may be another program's."""
 
 
 class _Places:
@@ -98,10 +100,11 @@ class _Places:
     def __init__(self, program: Program, facts: ModelFacts) -> None:
         names = [unit.name for unit in facts.units]
         self._owner = [names.index(unit.shares_weights_with or unit.name) for unit in facts.units]
+        self._learning = [u for u in sorted(set(self._owner)) if facts.units[u].gradient_bytes]
         self._head = len(facts.units) - 1
         self._on_nvme = {(op.unit, op.micro) for op in program.ops if op.kind == "write"}
-        self._swapped = {(op.unit, op.micro) for op in program.ops if op.kind == "swap_out"}
-        self._away = {(op.unit, op.micro) for op in program.ops if op.kind == "offload"}
+        self._swapped = {(op.unit, op.micro) for op in program.ops if op.kind in ("swap_out", "swap_in")}
+        self._away = {(op.unit, op.micro) for op in program.ops if op.kind in _TO_AND_FRO}
         self._away |= {(op.unit + 1, op.micro) for op in program.ops if op.kind == "recompute"}
         self._adds = {(op.unit, op.micro) for op in program.ops if op.kind == "accumulate"}
         self._loads: Counter[int] = Counter()
@@ -181,6 +184,12 @@ class _Places:
         source = self._staging.pop((op.unit, op.micro), "") or self._host.give_back(op)
         return Access((source,), (f"input again {key}",))
 
+    def _spill(self, op: Op, key: str) -> Access:
+        return Access((f"input {key}",), (self._nvme.take(op),))
+
+    def _fetch(self, op: Op, key: str) -> Access:
+        return Access((self._nvme.give_back(op),), (f"input again {key}",))
+
     def _next_staging(self, op: Op) -> str:
         self._nvme_uses += 1
         place = self._staging[op.unit, op.micro] = f"staging {self._nvme_uses % NVME_STAGING}"
@@ -209,7 +218,7 @@ class _Places:
         return Access((self._gradient_of(op),), (f"squares {op.unit}",))
 
     def _clip(self, op: Op, key: str) -> Access:
-        return Access(tuple(f"squares {owner}" for owner in sorted(set(self._owner))), ("clip",))
+        return Access(tuple(f"squares {owner}" for owner in self._learning), ("clip",))
 
     def _update(self, op: Op, key: str) -> Access:
         state = self._states.of(op.unit)

@@ -30,12 +30,14 @@ from ..model_facts import Internals
 from .order import Order
 
 Kind = Literal[
-    "update", "load", "forward", "offload", "write", "swap_out", "loss", "read", "reload", "swap_in",
+    "update", "load", "forward", "offload", "write", "spill", "swap_out", "loss", "read", "reload", "fetch", "swap_in",
     "recompute", "backward", "gradient", "accumulate", "norm", "clip",
     "read_state", "write_state", "read_gradient", "write_gradient",
 ]  # fmt: skip
 UPDATE_PHASE: Final[frozenset[Kind]] = frozenset({"update", "read_state", "write_state", "read_gradient"})
 """Kinds of the first operations of a training program: they apply the gradients of the step before."""
+DIRECT: Final[frozenset[Kind]] = frozenset({"spill", "fetch"})
+"""Kinds that move a boundary between GPU memory and NVMe with no stop on the host (GPUDirect Storage)."""
 Stream = Literal["compute", "h2d", "d2h", "nvme_read", "nvme_write", "cpu"]
 Tier = Literal["gpu", "host", "nvme"]
 

@@ -230,6 +230,7 @@ def _memory() -> Finding:
 
 
 def _nvme(directory: Path | None) -> Finding:
+    from ...jobs.executor.stores.gpudirect import problem_here
     from ...jobs.executor.stores.nvme import direct_io_problem
     from ..probe.disk import probe_disk
 
@@ -245,7 +246,9 @@ def _nvme(directory: Path | None) -> Finding:
     if problem := direct_io_problem(directory):
         fix = "name a directory on ext4 or XFS: through the page cache, transfers take host memory and time"
         return Finding("NVMe", "warning", f"{found}; buffered I/O, because {problem}", fix)
-    return Finding("NVMe", "ok", f"{found}, direct I/O")
+    if problem := problem_here(directory):
+        return Finding("NVMe", "ok", f"{found}, direct I/O by way of the host (no GPUDirect Storage: {problem})")
+    return Finding("NVMe", "ok", f"{found}, direct I/O, from the GPU too (GPUDirect Storage)")
 
 
 def _draw(console: Console, findings: list[Finding]) -> None:

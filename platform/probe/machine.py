@@ -19,6 +19,12 @@ _DISK_SHARE = 0.5
 """Share of the free disk space that boundaries may take."""
 
 
+def _gpudirect_problem(directory: Path) -> str:
+    from ...jobs.executor.stores.gpudirect import problem_here
+
+    return problem_here(directory)
+
+
 @dataclass(frozen=True)
 class Instruments:
     """The measurements, one by one, so that each can be replaced."""
@@ -31,6 +37,7 @@ class Instruments:
     link_bytes_s: Callable[[torch.device], tuple[float, float]] = rates.link_bytes_s
     operation_overhead_s: Callable[..., float] = rates.operation_overhead_s
     pinned_limit_bytes: Callable[[HostMemory, torch.device], int | None] = pinned_limit
+    gpudirect_problem: Callable[[Path], str] = _gpudirect_problem
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ def measure(
 def _emulated(base: HardwareProfile, use: Instruments, disk: DiskTier | None) -> dict[str, object]:
     return {
         **_compute(use, torch.device("cpu")),
+        "gpudirect": False,
         "nvme_bytes": min(base.nvme_bytes or _room(disk), _room(disk)),
         "nvme_read_bytes_s": min(base.nvme_read_bytes_s, _speed(disk, "read", base.nvme_read_bytes_s)),
         "nvme_write_bytes_s": min(base.nvme_write_bytes_s, _speed(disk, "write", base.nvme_write_bytes_s)),
@@ -100,6 +108,7 @@ def _cuda(use: Instruments, disk: DiskTier | None, memory: HostMemory) -> dict[s
         "h2d_bytes_s": there,
         "d2h_bytes_s": back,
         "pinned_limit_bytes": use.pinned_limit_bytes(memory, device),
+        "gpudirect": disk is not None and disk.available and not use.gpudirect_problem(disk.path),
         **_disk_fields(disk),
     }
 

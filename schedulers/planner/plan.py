@@ -18,6 +18,7 @@ from ..hardware import Budgets, HardwareProfile
 from ..simulator import predict
 from .answer import Plan, Reason, Solver
 from .changes import changes
+from .direct import seconds, with_direct_nvme
 from .full import first_best, paper_plan, search_full
 from .instance import LONGEST_BLOCK
 from .reasons import explain
@@ -135,9 +136,11 @@ def _full(question: Question) -> tuple[Policy, Solver]:
     except OutOfTimeError:
         policy, solver = _fallback(question)
         return policy, solver.model_copy(update={"planner": "full"})
-    objective_s, bound_s = search.step_s, search.bound_s
+    policy, objective_s, bound_s = with_direct_nvme(question, search.best), search.step_s, search.bound_s
+    if policy.direct_nvme:  # the bound is that of policies by way of the host
+        objective_s, bound_s = seconds(question, policy), None
     gap = None if bound_s is None else 1 - bound_s / objective_s
-    return search.best, Solver(
+    return policy, Solver(
         planner="full",
         backend=question.backend.upper(),
         status="OPTIMAL" if gap is not None and gap <= PROVEN_GAP else "FEASIBLE",

@@ -12,19 +12,24 @@ update and load) weighs twice as much as there. Every ratio compares medians of 
 - ``time_over_plain_hf``: every layer checkpointed, links free, over the plain model with gradient checkpointing and
   fused AdamW.
 - ``time_over_bound_*``: the step over the larger of compute alone and the busiest link alone, in traced steps, of the
-  policy that the planner makes for the machine as a probe step measures it, and for its memory; ``tracing_cost_*`` is
-  what the tracing adds to a step.
+  policy that the planner makes for the machine as a probe step measures it, and for its memory.
 - ``speedup_over_megatrain_*``: tokens/s of that policy over the MegaTrain rule: blocks of four, in backward recomputed
   whole (their last layer too, whose output nobody reads), the optimizer after backward. ``speedup_over_thrifty_*`` is
   over the same rule without that needless forward; ``rule_overlapped_*`` what our overlapped optimizer alone gives it.
 - ``peak_error_*``: the device's peak in a step against the program's, less one; ``peak_error_swapped_*`` is that where
   all layers' products go to the host and back, with most copies in flight.
+- ``tracing_reckoned``: seconds that tracing adds to an operation (from the least of many rounds with it and without, so
+  that other work on the machine does not count), times the operations of a step, over the least step.
+  ``tracing_cost``: over pairs of neighbouring steps, of which now the first and now the second is traced, the median of
+  how much longer the traced one took; ``tracing_cost_95`` holds it with 95 % confidence, whatever the distribution of
+  the pairs, and is as wide as the machine is noisy.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -38,6 +43,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lazytrain.jobs.executor import Emulated, Streamed, stream
+from lazytrain.jobs.executor.devices.base import Recorder
 from lazytrain.jobs.introspect import model_facts
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.optim import HybridAdamW
@@ -70,7 +76,7 @@ class Case(NamedTuple):
 
 CASES = {"3090": Case(512, 6, 118, 0.37, 0.878), "h800": Case(320, 23, 85, 0.94, 0.791)}
 DEPTH, QUICK_DEPTH = 16, 8
-PARTS = ["plain", *CASES]
+PARTS = ["plain", *CASES, "tracing"]
 
 
 def make_model(case: Case, layers: int) -> LlamaForCausalLM:
@@ -224,7 +230,6 @@ def run_gpu(gpu: str, layers: int, repeats: int) -> dict[str, Any]:
     overlapped, _ = megatrain_step(opened["rule_overlapped"], job.batch, serial=False)
     seconds = measure({"ours": step, "rule_serial": serial, "rule_overlapped": overlapped}, repeats)
     stalls = {name: {k: round(v / (repeats + 1), 4) for k, v in s.stall_s().items()} for name, s in opened.items()}
-    tracing = measure({"off": step, "on": with_tracing(opened["ours"], step)}, repeats)
     many = traced(opened["ours"], step, repeats)
     for streamed in opened.values():
         streamed.close()
@@ -242,7 +247,6 @@ def run_gpu(gpu: str, layers: int, repeats: int) -> dict[str, Any]:
         f"rule_overlapped_{gpu}": median["rule_serial"] / median["rule_overlapped"],
         f"peak_error_{gpu}": many.peak_bytes / lower(ours, job.facts).peak_bytes("gpu") - 1,
         f"peak_error_swapped_{gpu}": swapped.peak_bytes / lower(job.swapped, job.facts).peak_bytes("gpu") - 1,
-        f"tracing_cost_{gpu}": statistics.median(tracing["on"]) / statistics.median(tracing["off"]) - 1,
         f"seconds_{gpu}": {name: {"median": median[name], "all": values} for name, values in seconds.items()},
         f"busy_s_{gpu}": busy,
         f"stall_s_per_step_{gpu}": stalls,
@@ -260,15 +264,6 @@ def in_words(policy: Policy) -> dict[str, Any]:
         "weight_slots": policy.weight_slots, "staging_slots": policy.staging_slots,
         "predicted_step_s": policy.predicted.step_s if policy.predicted else None,
     }  # fmt: skip
-
-
-def with_tracing(streamed: Streamed, step: Callable[[], None]) -> Callable[[], None]:
-    def run() -> None:
-        streamed.trace()
-        step()
-        streamed.trace(on=False)
-
-    return run
 
 
 class Traced(NamedTuple):
@@ -293,6 +288,62 @@ def traced(streamed: Streamed, step: Callable[[], None], steps: int) -> Traced:
     return Traced(seconds, timeline, streamed.device.peak_bytes)
 
 
+def run_tracing(pairs: int) -> dict[str, Any]:
+    """Of the policy with most operations: all products swapped, links free."""
+    job = Job.of("3090", QUICK_DEPTH)
+    ops = len(lower(job.swapped, job.facts).ops)
+    with job.open(job.swapped, Emulated(memory_bytes=1 << 34)) as streamed:
+        step = streamed_step(streamed, job.batch)
+        step()
+        took: dict[bool, list[float]] = {False: [], True: []}
+        for pair in range(pairs):
+            for on in (pair % 2 == 0, pair % 2 != 0):
+                took[on].append(one_step(streamed, step, tracing=on))
+        op_s = tracing_seconds(streamed.device.recorder)
+    longer = [on / off - 1 for on, off in zip(took[True], took[False], strict=True)]
+    return {
+        "tracing_cost": statistics.median(longer), "tracing_cost_95": confidence_of_median(longer),
+        "tracing_cost_pairs": longer, "tracing_op_us": op_s * 1e6, "tracing_ops": ops,
+        "tracing_step_s": min(took[False]), "tracing_reckoned": op_s * ops / min(took[False]),
+    }  # fmt: skip
+
+
+def one_step(streamed: Streamed, step: Callable[[], None], *, tracing: bool) -> float:
+    """Seconds of a step with its update, from a moment at which nothing else is under way."""
+    streamed.flush()
+    start = time.perf_counter()
+    streamed.trace(tracing)
+    step()
+    streamed.flush()
+    seconds = time.perf_counter() - start
+    streamed.trace(on=False)
+    return seconds
+
+
+def tracing_seconds(recorder: Recorder, rounds: int = 200, ops: int = 500) -> float:
+    """Seconds that a recorded operation takes longer than one that is not."""
+    least = {False: math.inf, True: math.inf}
+    for number in range(2 * rounds):
+        recorder.on = on = number % 2 == 0
+        recorder.start()
+        start = time.perf_counter()
+        for _ in range(ops):
+            recorder.add("forward.0@0", "compute", start, 1)
+        least[on] = min(least[on], (time.perf_counter() - start) / ops)
+    recorder.on = False
+    return least[True] - least[False]
+
+
+def confidence_of_median(values: list[float]) -> list[float]:
+    """Two of the values, between which the median lies with 95 % confidence (binomial); of few, the extremes."""
+    ordered, n = sorted(values), len(values)
+    outside, k = 0.5**n, 0
+    while k < n // 2 and outside + math.comb(n, k + 1) * 0.5**n <= 0.025:
+        k += 1
+        outside += math.comb(n, k) * 0.5**n
+    return [ordered[k], ordered[n - 1 - k]]
+
+
 def run_plain(repeats: int) -> dict[str, Any]:
     job = Job.of("3090", QUICK_DEPTH)
     with job.open(job.every_layer, "cpu") as streamed:
@@ -306,6 +357,7 @@ def run(quick: bool, only: list[str]) -> dict[str, Any]:
     result = run_plain(3 if quick else 9) if "plain" in only else {}
     for gpu in (name for name in CASES if name in only):
         result |= run_gpu(gpu, layers, repeats)
+    result |= run_tracing(4 if quick else 30) if "tracing" in only else {}
     errors = [abs(error) for name, error in result.items() if name.startswith("peak_error_")]
     result |= {"peak_error": max(errors)} if errors else {}
     machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()[0]}

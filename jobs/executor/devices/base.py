@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import queue
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ import torch
 from ...timeline import Span
 
 Work = Callable[[], None]
+LEAVING = ("d2h", "nvme_write")
+"""Streams that read device memory, the second where boundaries go to NVMe directly."""
 
 
 class Event:
@@ -100,25 +102,29 @@ class Lent:
 
 
 class Recorder:
-    """Collects the spans of a step from all streams while it is switched on."""
+    """Collects the spans of a step from all streams while it is switched on.
+
+    What an operation costs is a look at the clock and a tuple; spans are made when somebody asks for them.
+    """
 
     def __init__(self) -> None:
         self.on = False
-        self._spans: list[Span] = []
+        self._ran: list[tuple[str, str, float, float, int]] = []
         self._zero = 0.0
 
     def start(self) -> None:
         """Begin a new step at time zero."""
-        self._spans, self._zero = [], time.perf_counter()
+        self._ran, self._zero = [], time.perf_counter()
 
     def add(self, op: str, stream: str, start: float, nbytes: int) -> None:
         """Record an operation that began at perf_counter time ``start`` and ends now."""
         if self.on:
-            self._spans.append(Span(op, stream, start - self._zero, time.perf_counter() - self._zero, nbytes))
+            self._ran.append((op, stream, start, time.perf_counter(), nbytes))
 
     def result(self) -> list[Span]:
         """What was recorded since `start`."""
-        return list(self._spans)
+        ran, zero = list(self._ran), self._zero
+        return [Span(op, stream, start - zero, end - zero, nbytes) for op, stream, start, end, nbytes in ran]
 
 
 class Stream(ABC):
@@ -151,16 +157,22 @@ class InlineStream(Stream):
         pass  # nothing is ever waiting
 
 
+Queue = queue.SimpleQueue[tuple[str, Work, Sequence[Event], int, Event] | None]
+"""What a stream was given; None ends it."""
+
+
 class ThreadStream(Stream):
     """Runs work on a thread of its own, no faster than ``bytes_per_s`` (None: as fast as it goes)."""
 
     def __init__(self, name: str, recorder: Recorder, bytes_per_s: float | None = None) -> None:
         self.name, self.bytes_per_s, self._recorder = name, bytes_per_s, recorder
         self.lent = Lent()
-        self._queue: queue.SimpleQueue[tuple[str, Work, Sequence[Event], int, Event] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"lazytrain-{name}", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)  # a thread that is still alive then would abort the process
+        self._queue: Queue = queue.SimpleQueue()
+        served = (weakref.ref(self), self._queue)
+        thread = threading.Thread(target=_serve, args=served, name=f"lazytrain-{name}", daemon=True)
+        thread.start()
+        # At the interpreter's end too: a thread that is still alive then would abort the process.
+        self._end = weakref.finalize(self, _end, self._queue, thread)
 
     def submit(self, name: str, work: Work, after: Sequence[Event], nbytes: int = 0) -> Event:
         before = tuple(after)
@@ -173,24 +185,8 @@ class ThreadStream(Stream):
         self._queue.put((name, work, (), 0, Event()))
 
     def close(self) -> None:
-        atexit.unregister(self.close)
-        self._queue.put(None)
-        self._thread.join()
+        self._end()
         self.lent.release()
-
-    def _run(self) -> None:
-        torch.set_num_threads(1)  # the cores belong to the compute thread
-        while (item := self._queue.get()) is not None:
-            name, work, after, nbytes, event = item
-            failure: BaseException | None = None
-            try:
-                for earlier in after:
-                    earlier.wait()
-                self._do(name, work, nbytes)
-            except BaseException as error:  # raised again where somebody waits for the event
-                failure = error
-            del item, work, after  # they hold tensors, whose memory counts as free once the event has ended
-            event.end(failure)
 
     def _do(self, name: str, work: Work, nbytes: int) -> None:
         start = time.perf_counter()
@@ -202,12 +198,39 @@ class ThreadStream(Stream):
         self._recorder.add(name, self.name, start, nbytes)
 
 
+def _serve(stream: weakref.ref[ThreadStream], given: Queue) -> None:
+    """What the thread of a stream does; it does not keep the stream, so that one which nobody has any more ends."""
+    torch.set_num_threads(1)  # the cores belong to the compute thread
+    while (item := given.get()) is not None:
+        name, work, after, nbytes, event = item
+        failure: BaseException | None = None
+        try:
+            for earlier in after:
+                earlier.wait()
+            if (here := stream()) is None:
+                raise RuntimeError(f"{name} was given to a stream that was dropped without close()")
+            here._do(name, work, nbytes)
+        except BaseException as error:  # raised again where somebody waits for the event
+            failure = error
+        here = None
+        del item, work, after  # they hold tensors, whose memory counts as free once the event has ended
+        event.end(failure)
+
+
+def _end(given: Queue, thread: threading.Thread) -> None:
+    given.put(None)
+    if thread is not threading.current_thread():  # it may be the last that held the stream
+        thread.join()
+
+
 class Device(ABC):
     """A device that the engine computes on, with the links between it, the host and NVMe."""
 
     torch_device: torch.device
     streams: Mapping[str, Stream]
     """``h2d``, ``d2h``, ``nvme_read``, ``nvme_write`` and ``cpu``."""
+    has_direct_io = False
+    """Whether files can be reached from its memory, if GPUDirect Storage is installed."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
@@ -257,6 +280,11 @@ class Device(ABC):
     def lend(self, tensor: torch.Tensor, stream: str) -> None:
         """Keep ``tensor`` from being freed before compute, or the host, waits for the copy that ``stream`` is given
         next."""
+
+    def io_stream(self, name: str) -> AbstractContextManager[int]:
+        """While entered, the device is current for the calling thread; gives the handle of a stream of the GPU's that
+        nothing but the direct I/O of stream ``name`` uses."""
+        return nullcontext(0)
 
     def give_back(self) -> None:
         """Return to the system what was freed and is kept for later, once all copies have ended."""

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from ...errors import OutOfMemory
 from ...memory import StorageTracker
-from .base import Device, Event, InlineStream, Stream, ThreadStream
+from .base import LEAVING, Device, Event, InlineStream, Stream, ThreadStream
 from .host import MORE_HOST_MEMORY, page_aligned
 
 STREAM_NAMES = ("h2d", "d2h", "nvme_read", "nvme_write", "cpu")
@@ -106,7 +106,7 @@ class EmulatedDevice(CpuDevice):
         event.settle()
 
     def lend(self, tensor: torch.Tensor, stream: str) -> None:
-        if stream == "d2h":  # a target of h2d is not freed before compute has waited for its copy
+        if stream in LEAVING:  # a target on the device is not freed before compute has waited for its copy
             self.links[stream].lent.hold(tensor)
 
     def host_empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:

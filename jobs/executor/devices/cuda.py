@@ -21,7 +21,7 @@ import torch
 
 from ...errors import HardwareError
 from ...timeline import Span
-from .base import Device, Event, Lent, Recorder, Stream, ThreadStream, Work
+from .base import LEAVING, Device, Event, Lent, Recorder, Stream, ThreadStream, Work
 from .cores import stay_on
 from .host import numa_node_of
 from .pinned import PinnedMemory, SlabRing, make_ring
@@ -97,12 +97,15 @@ class CudaRecorder(Recorder):
         super().__init__()
         self._device = device
         self._timed: list[tuple[str, str, torch.cuda.Event, torch.cuda.Event, int]] = []
+        self._spare: list[torch.cuda.Event] = []  # of steps before: to make one takes longer than to record it
         self._first: torch.cuda.Event | None = None
 
     def start(self) -> None:
         """Begin a new step at time zero, on the GPU and on the host."""
         torch.cuda.synchronize(self._device)
-        self._timed, self._first = [], torch.cuda.Event(enable_timing=True)
+        timed, self._timed = self._timed, []
+        self._spare += [event for _, _, *both, _ in timed for event in both]
+        self._first = torch.cuda.Event(enable_timing=True)
         self._first.record(torch.cuda.current_stream(self._device))
         self._first.synchronize()
         super().start()
@@ -111,7 +114,10 @@ class CudaRecorder(Recorder):
         """The moment at which ``stream`` comes to this point; None while nothing is recorded."""
         if not self.on:
             return None
-        event = torch.cuda.Event(enable_timing=True)
+        try:
+            event = self._spare.pop()
+        except IndexError:
+            event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event
 
@@ -164,6 +170,7 @@ class CudaDevice(Device):
     """
 
     recorder: CudaRecorder
+    has_direct_io = True
 
     def __init__(
         self, index: int = 0, memory_bytes: int | None = None, *, pinned_limit_bytes: int | None = None
@@ -181,8 +188,10 @@ class CudaDevice(Device):
         self.recorder = CudaRecorder(self.torch_device)
         self._compute = torch.cuda.current_stream(self.torch_device)
         self._copies = {name: CudaStream(name, self.recorder, self.torch_device) for name in ("h2d", "d2h")}
-        threads = ("nvme_read", "nvme_write", "cpu")
-        self.streams = {**self._copies, **{name: ThreadStream(name, self.recorder) for name in threads}}
+        threads = {name: ThreadStream(name, self.recorder) for name in ("nvme_read", "nvme_write", "cpu")}
+        self.streams = {**self._copies, **threads}
+        self._lent = {"d2h": self._copies["d2h"].lent, "nvme_write": threads["nvme_write"].lent}
+        self._io: dict[str, torch.cuda.Stream] = {}
         self._memory = PinnedMemory(CudaDriver(self.torch_device), node=node, limit_bytes=pinned_limit_bytes)
         self._rings: dict[bool, SlabRing | None] = {}  # by whether it copies to the device
 
@@ -263,8 +272,15 @@ class CudaDevice(Device):
         self.recorder.add_between(op, "compute", started, self._compute, 0)
 
     def lend(self, tensor: torch.Tensor, stream: str) -> None:
-        if stream == "d2h":  # a target of h2d is not freed before compute has waited for its copy
-            self._copies[stream].lent.hold(tensor)
+        if stream in LEAVING:  # a target on the device is not freed before compute has waited for its copy
+            self._lent[stream].hold(tensor)
+
+    @contextmanager
+    def io_stream(self, name: str) -> Iterator[int]:
+        with torch.cuda.device(self.torch_device):
+            if name not in self._io:
+                self._io[name] = torch.cuda.Stream(self.torch_device)
+            yield self._io[name].cuda_stream
 
     def give_back(self) -> None:
         torch.cuda.synchronize(self.torch_device)

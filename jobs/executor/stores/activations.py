@@ -12,10 +12,13 @@ import torch
 
 from ...errors import ProgramError
 from ...policy import Op, Program
+from ...policy.program import Kind
 from ...replay import padded
 from ..devices import Device
 from ..internals import Internals
+from .gpudirect import GpuDirectFile
 from .nvme import NvmeFile
+from .scratch import ScratchFile
 
 Room = TypeVar("Room")
 Key = tuple[int, int]
@@ -53,7 +56,7 @@ class ActivationStore:
         self._left: dict[Key, Form] = {}  # boundaries that are not on the GPU
         self._host: dict[Key, torch.Tensor] = {}
         self._swapped: dict[Key, list[torch.Tensor]] = {}
-        self._file: NvmeFile | None = None
+        self._file: ScratchFile | None = None
         self._homes: Rooms[torch.Tensor] = Rooms(self._host_empty)
         self._internals_homes: Rooms[torch.Tensor] = Rooms(self._host_empty)
         self._offsets: Rooms[int] = Rooms(lambda size: self._nvme().reserve(size))
@@ -62,16 +65,19 @@ class ActivationStore:
 
     def reserve(self, program: Program) -> None:
         """Make all room that a program needs beside what is taken. Raises OutOfMemory."""
-        written = {(op.unit, op.micro) for op in program.ops if op.kind == "write"}
+        written = {(op.unit, op.micro): op.kind for op in program.ops if op.kind in ("write", "spill")}
         if written and self._file is None:
-            self._file = NvmeFile(self._directory)
+            direct = "spill" in written.values()
+            self._file = GpuDirectFile(self._directory, self._device) if direct else NvmeFile(self._directory)
         staging = [b.bytes for b in program.buffers if b.name.startswith("nvme_staging.")]
         if staging and sum(buffer.numel() for buffer in self._ring) < sum(staging):
             self._ring = [self._host_empty(size) for size in staging]
         on_host = [op for op in program.ops if (op.unit, op.micro) not in written]
-        self._homes.reserve([op for op in on_host if op.kind != "reload" or self._is_on_host(op)], "offload", "reload")
-        self._offsets.reserve(program.ops, "write", "read")
-        self._internals_homes.reserve(program.ops, "swap_out", "swap_in")
+        self._homes.reserve(
+            [op for op in on_host if op.kind != "reload" or self._is_on_host(op)], ("offload",), ("reload",)
+        )
+        self._offsets.reserve(program.ops, ("write", "spill"), ("read", "fetch"))
+        self._internals_homes.reserve(program.ops, ("swap_out",), ("swap_in",))
 
     def _is_on_host(self, op: Op) -> bool:
         return (op.unit, op.micro) not in self._offsets.taken
@@ -129,6 +135,25 @@ class ActivationStore:
         self._device.lend(target, "h2d")
         self._on_gpu[key] = target
         return (lambda: self._device.copy(target, source)), source.nbytes
+
+    def spill(self, key: Key) -> Copy:
+        """Write the boundary from the GPU to NVMe; the GPU's copy is given up."""
+        source = self._on_gpu.pop(key)
+        self._device.lend(source, "nvme_write")
+        self._left[key] = Form(source.shape, source.dtype)
+        file, offset = self._nvme(), self._offsets.take(key)
+        return (lambda: file.write(offset, source)), source.nbytes
+
+    def fetch(self, key: Key) -> Copy:
+        """Read the boundary from NVMe to newly taken GPU memory."""
+        if key not in self._left:
+            return _NOTHING
+        form, file, offset = self._left.pop(key), self._nvme(), self._offsets.taken[key]
+        self._offsets.give_back(key)
+        target = form.front_of(self._device.empty(form.bytes, torch.uint8))
+        self._device.lend(target, "nvme_read")
+        self._on_gpu[key] = target
+        return (lambda: file.read(offset, target)), target.nbytes
 
     def swap_out(self, key: Key, kept: Internals) -> Copy:
         """Copy a layer's internals from the GPU to the host; the GPU's are given up."""
@@ -199,7 +224,7 @@ class ActivationStore:
         for target, source in zip(targets, sources, strict=True):
             self._device.copy(target, source)
 
-    def _nvme(self) -> NvmeFile:
+    def _nvme(self) -> ScratchFile:
         assert self._file is not None, "only boundaries with a place on NVMe are written and read"
         return self._file
 
@@ -217,13 +242,13 @@ class Rooms(Generic[Room]):
         self._make = make
         self._free: dict[int, list[Room]] = defaultdict(list)
 
-    def reserve(self, ops: Sequence[Op], taking: str, giving_back: str) -> None:
+    def reserve(self, ops: Sequence[Op], taking: Sequence[Kind], giving_back: Sequence[Kind]) -> None:
         """Make the rooms for operations that take and give back, in this order."""
         free = {unit: len(rooms) for unit, rooms in self._free.items()}
         for op in ops:
-            if op.kind == giving_back and op.unit in free:
+            if op.kind in giving_back and op.unit in free:
                 free[op.unit] += 1
-            elif op.kind == taking:
+            elif op.kind in taking:
                 if not free.get(op.unit):
                     self.all.append(self._make(op.bytes))
                     self._free[op.unit].append(self.all[-1])

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -37,6 +38,8 @@ class NvmeFile(ScratchFile):
     def _open(self, path: Path) -> None:
         self._problem = direct_io_problem(self.directory)
         self._direct = None if self._problem else os.open(path, os.O_RDWR | os.O_DIRECT)
+        if self._direct is not None:
+            self._closing.append(weakref.finalize(self, os.close, self._direct))
         self._pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="lazytrain-io")
 
     @property
@@ -51,8 +54,6 @@ class NvmeFile(ScratchFile):
 
     def close(self) -> None:
         self._pool.shutdown()
-        if self._direct is not None:
-            os.close(self._direct)
         super().close()
 
     def _transfer(self, call: Transfer, offset: int, tensor: torch.Tensor) -> None:

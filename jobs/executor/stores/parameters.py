@@ -10,6 +10,7 @@ from torch import nn
 
 from ...errors import ProgramError
 from ...layout import Layout
+from ..buffers import Buffers
 from ..devices import Device
 from .parked import MovableOptimizer, ParkedOptimizer
 from .scratch import ScratchFile
@@ -165,6 +166,8 @@ class HostUnit:
         self.name, self.path, self.dtype = name, path, dtype
         self.parameters = dict(parameters)
         self.gradient: torch.Tensor | None = None
+        self.buffers = Buffers(nn.Module())
+        """Those of the unit's module, none until somebody sets them."""
         self.weights: UnitOptimizer
         self.layout: Layout
         self.learning: Layout

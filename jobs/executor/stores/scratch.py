@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
+import weakref
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -28,10 +29,11 @@ class ScratchFile(ABC):
         """Raises InputError where no file can be made in ``directory``."""
         self.directory, self.size = directory, 0
         self._fd, path = _make(directory)
+        self._closing = [weakref.finalize(self, os.close, self._fd)]  # its room is taken as long as it is open
         try:
             self._open(path)
         except BaseException:
-            os.close(self._fd)
+            self._closing[0]()
             raise
         finally:
             path.unlink()
@@ -78,7 +80,8 @@ class ScratchFile(ABC):
 
     def close(self) -> None:
         """Give the space back."""
-        os.close(self._fd)
+        for close in self._closing:
+            close()
 
     def _typed(self, error: OSError, what: str, nbytes: int) -> OutOfMemory | StorageError:
         if error.errno in _FULL:

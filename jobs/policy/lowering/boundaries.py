@@ -1,4 +1,8 @@
-"""Boundaries that leave the GPU after their layer's forward and come back before its backward."""
+"""Boundaries that leave the GPU after their layer's forward and come back before its backward.
+
+To the host and back: offload, reload. To NVMe by way of the host: offload, write, read, reload. To NVMe with no stop on
+the host, where the policy says so: spill, fetch.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,36 @@ class Boundaries:
         home = self._draft.home(compute.unit)
         if home not in ("host", "nvme") or self._draft.evaluates(compute):
             return
-        reload = self._draft.id("reload", compute.unit, compute.micro)
+        direct = self._draft.leaves_by(compute.unit) == "spill"
+        back = self._draft.id("fetch" if direct else "reload", compute.unit, compute.micro)
         if compute.kind == "forward":
-            self._place_offload(position, compute, home)
-        elif compute.kind == "recompute" or reload not in self._draft.placed_at:
-            self._place_reload(compute, home)
+            if direct:
+                self._place_spill(position, compute)
+            else:
+                self._place_offload(position, compute, home)
+        elif compute.kind == "recompute" or back not in self._draft.placed_at:
+            if direct:
+                self._place_fetch(compute)
+            else:
+                self._place_reload(compute, home)
+
+    def _place_spill(self, position: int, compute: Compute) -> None:
+        """Write a boundary from the GPU to NVMe while the layer that reads it computes."""
+        draft, size = self._draft, self._draft.boundary_bytes(compute.unit)
+        after = [draft.computes[position - 1].id]
+        spill = draft.transfer(position, "spill", "nvme_write", compute, size, after)
+        self._leaving.begin("spill", position, spill)
+
+    def _place_fetch(self, compute: Compute) -> None:
+        """Read a boundary to the GPU, from NVMe, when it would be reloaded from the host."""
+        draft, unit, micro = self._draft, compute.unit, compute.micro
+        size, spill = draft.boundary_bytes(unit), draft.id("spill", unit, micro)
+        freed_at = max(self._loads.layers_ago(), draft.position.get(draft.id("forward", unit, micro), -1))
+        after = [spill, *draft.freed_by(freed_at)]
+        fetch = draft.transfer(freed_at + 1, "fetch", "nvme_read", compute, size, after)
+        compute.after.append(fetch)
+        draft.hold(f"boundary.{fetch}", "gpu", size, fetch, draft.id("backward", unit, micro))
+        draft.hold(f"boundary.{spill}", "nvme", size, spill, fetch)
 
     def _place_offload(self, position: int, compute: Compute, home: Home) -> None:
         """Copy a boundary out while the layer that reads it computes; write it on to NVMe if it lives there."""

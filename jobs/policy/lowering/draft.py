@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ...model_facts import Internals, ModelFacts
 from ..artifact import Home, Policy
@@ -43,7 +44,7 @@ class Draft:
         """Before which position each transfer is issued."""
         self.buffers: list[Buffer] = []
         self._early: dict[int, list[Op]] = defaultdict(list)  # by position
-        self._last_h2d = 0
+        self._last_arrival = 0
 
     # ---- what the operations are
 
@@ -55,6 +56,10 @@ class Draft:
         """Home of a layer's input; None for units that are not layers."""
         layer = unit - self.first
         return self.policy.homes[layer] if 0 <= layer < self.layers else None
+
+    def leaves_by(self, unit: int) -> Literal["offload", "spill"]:
+        """The kind of operation that takes a layer's input from the GPU, if its home is elsewhere."""
+        return "spill" if self.policy.direct_nvme and self.home(unit) == "nvme" else "offload"
 
     def evaluates(self, compute: Compute) -> bool:
         """Whether nothing is kept of this operation for a backward."""
@@ -89,8 +94,8 @@ class Draft:
 
     def issue(self, at: int, op: Op) -> None:
         """Put an operation before a position; on the way to the GPU, never before what was put there already."""
-        if op.stream == "h2d":
-            at = self._last_h2d = max(at, self._last_h2d)
+        if op.stream == "h2d" or op.kind == "fetch":
+            at = self._last_arrival = max(at, self._last_arrival)
         self._early[at].append(op)
         self.placed_at[op.id] = at
 

@@ -50,7 +50,7 @@ def _hold_output(draft: Draft, compute: Compute) -> None:
     if keeps and home == "gpu":
         released = [draft.id("backward", reader, micro)]
     elif keeps and home != "recompute":
-        released.append(draft.id("offload", reader, micro))
+        released.append(draft.id(draft.leaves_by(reader), reader, micro))
     draft.hold(f"boundary.{compute.id}", "gpu", size, compute.id, *released, *held_by_model)
 
 

@@ -1,14 +1,20 @@
-"""Tiny models of four families, and policies drawn at random."""
+"""Tiny models of four families, policies drawn at random, and a GPUDirect Storage that is not there."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from lazytrain.jobs.executor.devices import EmulatedDevice
+from lazytrain.jobs.executor.stores import gpudirect as direct
 from lazytrain.jobs.introspect import model_facts
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.policy import LayerPolicy, Policy
@@ -99,3 +105,16 @@ def make_batch() -> Callable[..., dict[str, torch.Tensor]]:
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
     return make
+
+
+@pytest.fixture
+def gpudirect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An emulated GPU from which files can be reached; gives the driver behind it (`fake_kvikio.Driver`)."""
+    driver = runpy.run_path(str(Path(__file__).with_name("fake_kvikio.py")))["Driver"]()
+    for name, module in driver.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(EmulatedDevice, "has_direct_io", True)
+    monkeypatch.setattr(direct, "_tried", {})
+    yield driver
+    driver.close()
+    assert driver.open_files == 0

@@ -69,7 +69,9 @@ def gradients(model, facts, policy, device, monkeypatch):
 
 
 @pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 560), marks=pytest.mark.slow)], ids=len)
-def test_random_programs_on_dawdling_streams_equal_the_synchronous_run(seeds, facts, random_policy, monkeypatch):
+def test_random_programs_on_dawdling_streams_equal_the_synchronous_run(
+    seeds, facts, random_policy, gpudirect, monkeypatch
+):
     plain = {}
     for accumulation in (1, 2):
         model = tiny_model()
@@ -79,13 +81,18 @@ def test_random_programs_on_dawdling_streams_equal_the_synchronous_run(seeds, fa
     model = tiny_model()  # which each stream gives back as it was
     for seed in seeds:
         policy = random_policy(facts, seed, accumulation=1 + seed % 2)
+        policy = policy.model_copy(update={"direct_nvme": seed % 3 == 0})
         got = gradients(model, facts, policy, Dawdling(seed), monkeypatch)
         for name, wanted in plain[policy.accumulation].items():
             assert torch.equal(got[name], wanted), (seed, name)
 
 
-def test_a_wait_too_few_ends_the_step_with_the_name_of_the_invariant(facts, random_policy, monkeypatch):
-    policy = random_policy(facts, 4, accumulation=2)
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_wait_too_few_ends_the_step_with_the_name_of_the_invariant(
+    direct, facts, random_policy, gpudirect, monkeypatch
+):
+    policy = random_policy(facts, 4, accumulation=2).model_copy(update={"direct_nvme": direct})
+    assert "nvme" in policy.homes
     program = lower(policy, facts)
     waits = [(i, name) for i, op in enumerate(program.ops) for name in op.after]
     broken = set()

@@ -29,7 +29,8 @@ def draw_policy(facts, seed, **options):
     ]
     policy = policy.model_copy(update={"staging_slots": choose.choice((1, 2, 3)), "layers": tuple(layers)})
     parked = [{layer for layer in range(len(layers)) if choose.random() < share} for share in (0.4, 0.4)]
-    return policy.parked(optimizer=parked[0], gradients=parked[1]) if choose.random() < 0.5 else policy
+    policy = policy.parked(optimizer=parked[0], gradients=parked[1]) if choose.random() < 0.5 else policy
+    return policy.model_copy(update={"direct_nvme": choose.random() < 0.5})
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +85,22 @@ def test_boundaries_leave_and_come_back_exactly_where_the_policy_says(programs):
         first = len(facts.before)
         for layer, home in enumerate(policy.homes[:-1]):
             kinds = Counter(op.kind for op in program.ops if op.unit == first + layer)
-            moved = {kind: kinds[kind] // policy.accumulation for kind in ("offload", "reload", "write", "read")}
-            away, disk = int(home in ("host", "nvme")), int(home == "nvme")
-            assert moved == {"offload": away, "reload": away, "write": disk, "read": disk}, (layer, home)
+            ways = ("offload", "reload", "write", "read", "spill", "fetch")
+            moved = {kind: kinds[kind] // policy.accumulation for kind in ways if kinds[kind]}
+            by_home = {"host": ways[:2], "nvme": ways[4:] if policy.direct_nvme else ways[:4]}
+            assert moved == dict.fromkeys(by_home.get(home, ()), 1), (layer, home)
+
+
+def test_a_boundary_that_goes_to_nvme_directly_takes_nothing_of_the_host(make_facts):
+    facts = make_facts(6)
+    policy = Policy.from_homes(facts, ["nvme"] * 6 + ["gpu"])
+    by_way_of_host, direct = (lower(policy.model_copy(update={"direct_nvme": way}), facts) for way in (False, True))
+    assert by_way_of_host.peak_bytes("host") > direct.peak_bytes("host") == 0
+    assert by_way_of_host.peak_bytes("nvme") == direct.peak_bytes("nvme")
+    moved, before = direct.bytes_by_stream(), by_way_of_host.bytes_by_stream()
+    boundaries = sum(facts.boundary_bytes[:6])
+    assert (moved["nvme_write"], moved["nvme_read"]) == (before["nvme_write"], before["nvme_read"])
+    assert before["d2h"] - moved["d2h"] == before["h2d"] - moved["h2d"] == boundaries
 
 
 def test_a_recomputed_boundary_is_made_by_the_layer_below_it(programs):

@@ -66,7 +66,12 @@ def test_buffered_io_on_the_nvme_directory_is_said_with_the_reason(tmp_path, mon
     assert (finding.verdict, bool(finding.fix)) == ("warning", True)
     assert "buffered I/O, because it is a test" in finding.found
     monkeypatch.setattr("lazytrain.jobs.executor.stores.nvme.direct_io_problem", lambda directory: "")
-    assert run_check("NVMe", all_checks(Settings(), tmp_path)["NVMe"]).verdict == "ok"
+    finding = run_check("NVMe", all_checks(Settings(), tmp_path)["NVMe"])
+    assert finding.verdict == "ok"
+    assert "no GPUDirect Storage: kvikio cannot be imported" in finding.found
+    monkeypatch.setattr("lazytrain.jobs.executor.stores.gpudirect.problem_here", lambda directory: "")
+    finding = run_check("NVMe", all_checks(Settings(), tmp_path)["NVMe"])
+    assert finding.found.endswith("from the GPU too (GPUDirect Storage)")
 
 
 @pytest.fixture

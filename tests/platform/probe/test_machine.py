@@ -19,6 +19,7 @@ def instruments(**replaced: object) -> Instruments:
         "update_parameters_s": lambda: 1e8,
         "link_bytes_s": lambda device: (2.5e10, 2.4e10),
         "operation_overhead_s": lambda device: 3e-4,
+        "gpudirect_problem": lambda path: "",
     }
     return Instruments(**{**given, **replaced})  # type: ignore[arg-type]
 
@@ -77,3 +78,21 @@ def test_cuda() -> None:
     assert profile.device == "cuda"
     assert profile.h2d_bytes_s > 1e9
     assert profile.matmul_flops["bfloat16"] > profile.matmul_flops["float32"]
+
+
+@pytest.mark.parametrize("problem, works", [("", True), ("", False), ("nvidia-fs is not loaded", True)])
+def test_gpudirect_is_planned_with_where_gpu_and_disk_have_it(
+    problem: str, works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H800")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 81 * GIB))
+    use = instruments(
+        disk=lambda path: DiskTier(path, works, "" if works else "unavailable (full)", GIB, 1e9, 1e9),
+        matmul_flops=lambda dtype, device: 1e11,
+        pinned_limit_bytes=lambda memory, device: None,
+        gpudirect_problem=lambda path: problem,
+    )
+    assert measure(nvme_dir=Path("/n"), instruments=use).profile.gpudirect == (works and not problem)
+    assert not measure(instruments=use).profile.gpudirect

@@ -21,7 +21,7 @@ from lazytrain.jobs.errors import HardwareError
 from lazytrain.jobs.executor import stream
 from lazytrain.jobs.executor import streamed as streamed_module
 from lazytrain.jobs.executor.devices import CpuDevice, cuda
-from lazytrain.jobs.executor.devices.cuda import CudaDevice
+from lazytrain.jobs.executor.devices.cuda import CudaDevice, CudaEvent
 from lazytrain.jobs.executor.stores.parameters import PartlyFrozen
 from lazytrain.jobs.layout import Layout
 from lazytrain.jobs.optim import HybridAdamW
@@ -30,7 +30,7 @@ from lazytrain.jobs.policy import LayerPolicy, Policy, lower
 
 class FakeStream:
     def __init__(self, device=None):
-        self.waits = []
+        self.waits, self.cuda_stream = [], id(self)
 
     def wait_event(self, event):
         assert event.recorded is not None
@@ -114,7 +114,10 @@ def test_without_a_gpu_it_is_refused():
         CudaDevice(0)
 
 
-def test_training_gives_the_bits_of_the_cpu(fake, make_model, facts_of, make_batch, monkeypatch, tmp_path):
+@pytest.mark.parametrize("direct", [False, True], ids=["by the host", "gpudirect"])
+def test_training_gives_the_bits_of_the_cpu(
+    direct, fake, gpudirect, make_model, facts_of, make_batch, monkeypatch, tmp_path
+):
     facts = facts_of("qwen3")
     kept = [("all", "host"), ("none", "gpu"), ("matmuls", "host"), ("none", "gpu"), ("all", "gpu")]
     layers = tuple(LayerPolicy(index=i, internals=what, internals_home=home) for i, (what, home) in enumerate(kept))
@@ -127,9 +130,8 @@ def test_training_gives_the_bits_of_the_cpu(fake, make_model, facts_of, make_bat
     def train(device):
         optimizer = HybridAdamW(lr=1e-2, max_grad_norm=0.5, min_8bit_size=256)
         model = make_model("qwen3", dropout=False)
-        with stream(
-            model, policy, device=device, optimizer=optimizer, facts=facts, nvme_directory=tmp_path
-        ) as streamed:
+        made = policy.model_copy(update={"direct_nvme": direct and device == "cuda"})
+        with stream(model, made, device=device, optimizer=optimizer, facts=facts, nvme_directory=tmp_path) as streamed:
             losses = []
             for step in range(3):
                 streamed.flush()
@@ -149,9 +151,31 @@ def test_training_gives_the_bits_of_the_cpu(fake, make_model, facts_of, make_bat
     assert all(torch.equal(got[1][name], tensor) for name, tensor in wanted[1].items())
     assert wanted[2] == 0 < got[2]
     assert fake.pinned == {}  # closed
+    assert len({stream for _, stream in gpudirect.used}) == (2 if direct else 0)  # none of them that of compute
+    policy = policy.model_copy(update={"direct_nvme": direct})
     compute = [op.id for op in lower(policy, facts).ops if op.stream in ("compute", "h2d", "d2h")]
     assert sorted(span.op for span in got[3] if span.stream in ("compute", "h2d", "d2h")) == sorted(compute)
     assert all(0 <= span.start_s <= span.end_s for span in got[3])
+
+
+def test_memory_that_is_read_into_from_nvme_is_first_left_by_compute(
+    fake, gpudirect, make_model, facts_of, make_batch, monkeypatch
+):
+    facts, device = facts_of("qwen3"), OnTheCpu()
+    policy = Policy.from_homes(facts, ["nvme"] * 5 + ["gpu"]).model_copy(update={"direct_nvme": True})
+    monkeypatch.setattr(streamed_module, "open_device", lambda which: device)
+    stream_of_reads, waited_for = device.streams["nvme_read"], []
+    submit = stream_of_reads.submit
+
+    def noted(name, work, after, nbytes=0):
+        waited_for.append([event.gpu.recorded for event in after if isinstance(event, CudaEvent)])
+        return submit(name, work, after, nbytes)
+
+    monkeypatch.setattr(stream_of_reads, "submit", noted)
+    with stream(make_model("qwen3"), policy, device="cuda", facts=facts) as streamed:
+        streamed.model(**make_batch()).loss.backward()
+    assert len(waited_for) == 5
+    assert all(fake.default in streams for streams in waited_for)
 
 
 def test_weights_of_a_partly_frozen_layer_are_one_pinned_buffer_that_updates_reach(device, fake):

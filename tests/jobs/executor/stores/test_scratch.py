@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from lazytrain.jobs.errors import InputError, OutOfMemory, StorageError
+from lazytrain.jobs.executor.devices import CpuDevice
 from lazytrain.jobs.executor.devices.host import page_aligned
 from lazytrain.jobs.executor.stores import nvme
+from lazytrain.jobs.executor.stores.gpudirect import GpuDirectFile
 from lazytrain.jobs.executor.stores.nvme import REQUEST_BYTES, NvmeFile, direct_io_problem
 from lazytrain.jobs.executor.stores.scratch import ALIGNMENT
 
@@ -30,9 +32,9 @@ def buffered(directory):
         nvme._tried.cache_clear()
 
 
-@pytest.fixture(params=["direct", "buffered"])
-def make(request, tmp_path):
-    kinds = {"direct": NvmeFile, "buffered": buffered}
+@pytest.fixture(params=["direct", "buffered", "gpudirect"])
+def make(request, gpudirect, tmp_path):
+    kinds = {"direct": NvmeFile, "buffered": buffered, "gpudirect": lambda path: GpuDirectFile(path, CpuDevice())}
     made = []
 
     def make(directory=tmp_path):
