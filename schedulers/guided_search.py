@@ -29,9 +29,9 @@ _ROUNDS: Final = 2
 """How often the batches in the middle of the gaps beside the best of them are asked about too."""
 _NEAR: Final = 1.06
 """Batches that differ by less than this factor are as good as one."""
-_DOUBT, _MOST_DOUBT = 0.4, 0.1
-"""By which share a batch may be faster than it promises, for each unit of the logarithm between it and a probe, and at
-most."""
+_DOUBT, _MOST_DOUBT, _WRONG = 0.4, 0.15, 0.3
+"""By which share a batch may be faster than it promises: for each unit of the logarithm between it and a probe, at
+most, and by how much more of that for each unit of the logarithm by which probes were not as expected."""
 _WORTH: Final = 0.01
 """Gain for which one more probe is made."""
 
@@ -152,24 +152,29 @@ class GuidedSearch(BatchSearch):
 
 
 class _Promise:
-    """What a batch may reach: what is expected, times measured over expected as interpolated between the batches that
-    fitted, and the more above that the further it is from all of them."""
+    """What a batch may reach: what is expected, times measured over expected as the batches that fitted say, and more
+    than that the further it is from all of them, and the less they were as expected."""
 
     def __init__(self, fitting: list[Trial], expect: Callable[[int], float]) -> None:
         self._expect = expect
         self._known = sorted(
             (math.log(trial.batch), math.log(trial.probe.tokens_per_s / expect(trial.batch))) for trial in fitting
         )
+        off = [known for _, known in self._known]
+        wrong = max(off) - min(off) if len(off) > 1 else abs(off[0])
+        self._most_doubt = _MOST_DOUBT + _WRONG * wrong
 
     def __call__(self, batch: int) -> float:
         place = math.log(batch)
         away = min(abs(place - known) for known, _ in self._known)
-        return self._expect(batch) * math.exp(self._at(place)) * (1.0 + min(_MOST_DOUBT, _DOUBT * away))
+        return self._expect(batch) * math.exp(self._at(place)) * (1.0 + min(self._most_doubt, _DOUBT * away))
 
     def _at(self, place: float) -> float:
-        """The value at the nearest end beyond the ends."""
-        below = max((known for known in self._known if known[0] <= place), default=self._known[0])
-        above = min((known for known in self._known if known[0] >= place), default=self._known[-1])
-        if above[0] <= below[0]:
-            return below[1]
-        return below[1] + (above[1] - below[1]) * (place - below[0]) / (above[0] - below[0])
+        """Between two batches on the line through them; beyond the last on half the slope of the line there."""
+        if len(self._known) == 1:
+            return self._known[0][1]
+        inside = min(max(place, self._known[0][0]), self._known[-1][0])
+        pairs = list(pairwise(self._known))
+        lower, upper = next((pair for pair in pairs if inside <= pair[1][0]), pairs[-1])
+        slope = (upper[1] - lower[1]) / (upper[0] - lower[0])
+        return lower[1] + slope * (inside - lower[0]) + 0.5 * slope * (place - inside)

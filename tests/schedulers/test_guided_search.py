@@ -31,13 +31,9 @@ def keeping(compute_s: float, room: int, *, again: float = 0.35) -> Curve:
     return rate
 
 
-def with_noise(curve: Curve, share: float) -> Curve:
+def with_noise(curve: Curve, share: float, seed: int = 0) -> Curve:
     """Each batch a little off, the same whenever it is asked."""
-    return lambda rows: curve(rows) * (1.0 + share * random.Random(rows).uniform(-1, 1))
-
-
-def measured(low: int, high: int, objective: Objective, curve: Curve, limit: int) -> list[float]:
-    return [curve(rows) if rows <= limit else 0.0 for rows in range(low, high + 1)]
+    return lambda rows: curve(rows) * (1.0 + share * random.Random(1000 * seed + rows).uniform(-1, 1))
 
 
 def search(
@@ -111,6 +107,48 @@ def test_nearly_always_where_the_machine_is_drawn_and_the_prediction_is_off() ->
     assert sum(probes) <= 3 * len(probes)
 
 
+def along(known: dict[int, float]) -> Curve:
+    """Through these points, straight on a logarithmic scale of the rows."""
+    rows_known = sorted(known)
+
+    def rate(rows: int) -> float:
+        upper = next(other for other in rows_known if other >= rows)
+        lower = max((other for other in rows_known if other <= rows), default=upper)
+        part = math.log(rows / lower) / math.log(upper / lower) if upper > lower else 0.0
+        return known[lower] + part * (known[upper] - known[lower])
+
+    return rate
+
+
+RECORDED = {
+    # Probes of the batches that fit (the median of each with its neighbours), and what plans predicted, in a run of
+    # tests/benchmarks/batch_search.py. On its two cores the optimizer slows compute down, which no plan knows.
+    "3090": (
+        dict(enumerate((469, 882, 975, 1312, 1501, 1651, 1800, 1872, 2101, 2122, 2137, 2395, 2443, 2516, 2557, 2625,
+                        2625, 2625, 2614, 2614), 1)),
+        dict(enumerate((1194, 2305, 3333, 4091, 4536, 4880, 5117, 5182, 5253, 5274, 5309, 5205, 4941, 4927, 4705, 4585,
+                        4601, 4599, 4588, 4285), 1)),
+    ),
+    "h800": (
+        {1: 253, 2: 506, 3: 788, 4: 996, 6: 1480, 8: 1846, 11: 2433, 16: 2742, 20: 3422, 23: 3564, 27: 3763, 32: 4623,
+         38: 5188, 45: 5513, 51: 6063, 54: 6292, 60: 6611, 64: 6731},
+        {1: 317, 2: 630, 3: 950, 4: 1263, 6: 1886, 8: 2502, 11: 3415, 16: 4867, 20: 5914, 23: 6444, 27: 6815, 32: 7138,
+         38: 7407, 45: 7606, 51: 7770, 54: 7585, 60: 7668, 64: 7603},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", RECORDED)
+def test_what_was_recorded_is_found_again_whatever_the_noise_of_the_probes(gpu: str) -> None:
+    measured, predicted = RECORDED[gpu]
+    curve, expect, limit = along(measured), along(predicted), max(measured)
+    for seed in range(20):
+        noisy = with_noise(curve, 0.03, seed)
+        found = search(noisy, expect, high=limit + 4, limit=limit, fits=limit)
+        assert len(found.trials) <= PROBES
+        assert share_of_best(found, curve, limit) >= 0.97, (seed, [trial.batch for trial in found.trials])
+
+
 def test_what_is_expected_is_asked_once_and_of_few_batches() -> None:
     asked: list[int] = []
 
@@ -135,8 +173,8 @@ def test_the_largest_is_the_first_probe_where_it_is_expected(high: int) -> None:
         assert found.best.batch == fits
 
 
-@pytest.mark.parametrize(("limit", "within"), [(99, 1), (90, 1), (60, 1), (2, 1), (1, 1)])
-def test_a_largest_that_was_too_much_is_looked_for_below(limit: int, within: int) -> None:
+@pytest.mark.parametrize("limit", [99, 90, 60, 2, 1])
+def test_a_largest_that_was_too_much_is_looked_for_below(limit: int) -> None:
     found = search(streamed(0.01), streamed(0.01), limit=limit, fits=100, objective="max_batch")
     assert found.best.batch == limit
     assert found.trials[1].batch == 88  # not half of it: the memory of a plan is known well
