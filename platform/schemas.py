@@ -275,6 +275,7 @@ class NodeView(Answered):
     faults: int
     seen_at: float
     measured: bool
+    """Whether its profile is up to date: else it is measured as soon as nothing runs there."""
     busy: int = 0
     """Jobs that run there, whosoever they are."""
     held_host_bytes: int = 0

@@ -14,10 +14,11 @@ from ray import tune
 from ray.tune.search import Searcher
 from ray.tune.stopper import Stopper
 
-from ..jobs.errors import LazytrainError
+from ..jobs.errors import LazytrainError, OutOfTime
 from ..jobs.model_facts import ModelFacts
 from ..jobs.policy import Policy
-from ..schedulers.batch_search import BatchSearch, Objective, Probe
+from ..schedulers.batch_search import Objective, Probe
+from ..schedulers.guided_search import GuidedSearch
 from ..schedulers.planner import Plan
 from .cluster.background import Background
 from .cluster.failures import translate
@@ -172,13 +173,15 @@ class _OnRequest(Stopper):
 class _AskTell(Searcher):
     """Hands the search's questions to Ray Tune, one at a time, and Ray Tune's answers to the search.
 
-    A batch whose plan does not fit is answered at once, without a trial.
+    What the search may expect of a batch is what its plan predicts. A batch whose plan does not fit is answered at
+    once, without a trial.
     """
 
     def __init__(self, order: SearchOrder) -> None:
         super().__init__(metric=_KEY, mode="max")
         self._order = order
-        self._search = BatchSearch(order.low, order.high, order.objective)
+        self._search = GuidedSearch(order.low, order.high, order.objective, self._expect)
+        self._plans: dict[int, tuple[ModelFacts, Plan]] = {}
         self._running: dict[str, tuple[int, ModelFacts, Plan]] = {}
         self._probes, self._began = 0, time.monotonic()
         self._error: LazytrainError | None = None
@@ -200,13 +203,26 @@ class _AskTell(Searcher):
             batch = self._search.ask()
             if batch is None:
                 return None
-            facts, plan = self._order.plan_batch(batch)
+            facts, plan = self._plan(batch)
             if plan.policy is not None:
                 self._running[trial_id] = (batch, facts, plan)
                 self._probes += 1
                 return {"batch": batch, "policy": plan.policy, "facts": facts}
             self._tell(Trial(batch, Report(fits=False, reason=_reasons(plan)), plan, facts))
         return None
+
+    def _plan(self, batch: int) -> tuple[ModelFacts, Plan]:
+        if batch not in self._plans:
+            self._plans[batch] = self._order.plan_batch(batch)
+        return self._plans[batch]
+
+    def _expect(self, batch: int) -> float:
+        """Tokens per second that the plan of this batch predicts; 0 where there is none, in time or at all."""
+        try:
+            _, plan = self._plan(batch)
+        except OutOfTime:  # at the very edge of what fits: not worth more time
+            return 0.0
+        return plan.predicted.tokens_per_s if plan.predicted is not None else 0.0
 
     def _late(self) -> bool:
         spent_s = time.monotonic() - self._began

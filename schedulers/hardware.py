@@ -13,7 +13,7 @@ import re
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -22,8 +22,11 @@ from ..jobs.frozen import Frozen, digest
 from ..jobs.model_facts import Internals
 from ..jobs.pinning import decide_pinning
 from ..jobs.units import parse_bytes
+from .copies import CopyRates
 
 GB = 1e9
+MEASUREMENT: Final = 2
+"""Edition of what a node's profile holds; one of an earlier edition is measured again. 2: all GPUs copy at once."""
 BYTES_PER_UPDATE = 16
 """Host memory traffic of one parameter's update: split master, gradient and 8-bit states read, all but one written."""
 CUDA_SHARE = 0.92
@@ -67,6 +70,12 @@ class HardwareProfile(Frozen):
     nvme_write_bytes_s: float = Field(default=3.35e9, gt=0)
     gpudirect: bool = False
     """Whether the GPU reaches files on NVMe itself (GPUDirect Storage)."""
+    copies: tuple[CopyRates, ...] = ()
+    """What each GPU of the node reaches when it copies, alone and with the others; empty where nobody has measured."""
+    driver: str = ""
+    """Version of the GPUs' driver when the node was measured; empty without one."""
+    measurement: int = Field(default=0, ge=0)
+    """`MEASUREMENT` when the node was measured; 0 for what is not the profile of a whole node."""
 
     @property
     def gpu_budget_bytes(self) -> int:

@@ -16,11 +16,13 @@ from .demand import demand
 from .hardware import HardwareProfile
 from .options import Planned, PlanOn, option
 from .placement.question import NodeState, Option
-from .placement.sharing import Link, capacities, demands_of, progressive_filling
+from .placement.sharing import ALL_D2H, ALL_H2D, COPIES, Link, capacities, demands_of, progressive_filling
 from .planner import Plan
 from .simulator.predict import step_seconds
 
 _DRAM: Final[Link] = ("dram", "")
+_OF_THE_NODE: Final[Mapping[str, Link]] = {"h2d": ALL_H2D, "d2h": ALL_D2H}
+"""Links that the copies of every GPU pass, whatever its PCIe root; both directions pass a third one together."""
 _ROUNDS: Final = 6
 _UNHINDERED: Final = 0.999
 """Share of its speed alone from which nothing is to be gained for a job."""
@@ -154,28 +156,63 @@ def _together(
     runs = [_Run(answer, facts, machine, root) for (facts, answer), machine, root in
             zip(planned, machines, roots, strict=True)]  # fmt: skip
     users: list[_Run | _Fixed] = [*runs]
-    for each, speed in zip(demands[len(runs) :], fluid[len(runs) :], strict=True):
-        users.append(_Fixed({link: rate * speed for link, rate in each.items()}))
+    for (neighbour, root), speed in zip(beside, fluid[len(runs) :], strict=True):
+        users.append(_Fixed(neighbour, root, speed))
     for _ in range(_ROUNDS):
         busy = [user.busy for user in users]
         for place, user in enumerate(users):
-            user.share(capacity, [each for other, each in enumerate(busy) if other != place])
+            user.meet(_Company(capacity, [each for other, each in enumerate(busy) if other != place]))
     speeds = [min(run.speed, share) for run, share in zip(runs, memory, strict=False)]
     return Joint(tuple(planned), tuple(speeds), tuple(fluid[len(runs) :])), [run.machine for run in runs]
 
 
+@dataclass(frozen=True, slots=True)
+class _Company:
+    """The links of the node, and how many transfers of others are on each on average."""
+
+    capacity: Mapping[Link, float]
+    others: Sequence[Mapping[Link, float]]
+
+    def there(self, link: Link) -> float:
+        """How many of the others' transfers are on the link."""
+        return sum(other.get(link, 0.0) for other in self.others)
+
+    def part(self, stream: str, root: str) -> float:
+        """Bandwidth of a transfer that has its turns on the links which are its direction's."""
+        return min(self.capacity[link] / (1.0 + self.there(link)) for link in _links(stream, root))
+
+    def part_of_both(self, rate: float, share: float) -> float:
+        """The same where both directions count, of a GPU that copies the other way at ``rate`` for this share of the
+        time: either an equal turn, or what that leaves if it cannot use its own."""
+        capacity, there = self.capacity[COPIES], self.there(COPIES)
+        return max(capacity / (1.0 + share + there), (capacity - share * rate) / (1.0 + there))
+
+
+def _links(stream: str, root: str) -> tuple[Link, ...]:
+    """What a transfer of a GPU under this PCIe root passes, apart from what it shares with the other direction."""
+    return ((stream, root), _OF_THE_NODE[stream]) if stream in _OF_THE_NODE else ((stream, ""),)
+
+
+def _presence(shares: Mapping[str, float], root: str) -> dict[Link, float]:
+    """Transfers on each link on average, of a job whose streams are busy for these shares of the time."""
+    found: dict[Link, float] = {link: share for stream, share in shares.items() for link in _links(stream, root)}
+    return found | {COPIES: sum(share for stream, share in shares.items() if stream in _OF_THE_NODE)}
+
+
 class _Fixed:
-    """A job of which only what it asks of links is known, bytes per second at the speed that it has."""
+    """A job of which only what it asks of links is known, and the share of it that it gets."""
 
-    def __init__(self, rates: Mapping[Link, float]) -> None:
-        self._rates = rates
+    def __init__(self, asked: Option, root: str, speed: float) -> None:
+        self._rates = {stream: speed * getattr(asked, field) for stream, field in LINK_RATES.items()}
+        self._root = root
         self.busy: dict[Link, float] = {}
-        """Share of the time for which it is on each link."""
+        """How many of its transfers are on each link on average."""
 
-    def share(self, capacity: Mapping[Link, float], others: Sequence[Mapping[Link, float]]) -> None:
-        """As `_Run.share`."""
-        there = {link: 1.0 + sum(other.get(link, 0.0) for other in others) for link in self._rates}
-        self.busy = {link: min(1.0, there[link] * rate / capacity[link]) for link, rate in self._rates.items()}
+    def meet(self, company: _Company) -> None:
+        """Take its part of the links."""
+        parts = {stream: company.part(stream, self._root) for stream in self._rates}
+        shares = {stream: min(1.0, rate / parts[stream]) for stream, rate in self._rates.items()}
+        self.busy = _presence(shares, self._root)
 
 
 class _Run:
@@ -198,24 +235,28 @@ class _Run:
 
     @property
     def busy(self) -> dict[Link, float]:
-        """Share of the time for which it is on each link."""
+        """How many of its transfers are on each link on average."""
+        return _presence(self._shares, self._root)
+
+    @property
+    def _shares(self) -> dict[str, float]:
         return {
-            self._link(stream): min(1.0, moved / getattr(self.machine, LINK_RATES[stream]) / self._step_s)
+            stream: min(1.0, moved / getattr(self.machine, LINK_RATES[stream]) / self._step_s)
             for stream, moved in self._moved.items()
         }
 
-    def share(self, capacity: Mapping[Link, float], others: Sequence[Mapping[Link, float]]) -> None:
-        """See the links as they are beside others which are on them for these shares of the time."""
-        rates = {}
+    def meet(self, company: _Company) -> None:
+        """See the links as they are beside the others."""
+        shares, rates = self._shares, {}
         for stream, field in LINK_RATES.items():
-            link = self._link(stream)
-            there = sum(other.get(link, 0.0) for other in others)
-            rates[field] = min(getattr(self._own, field), capacity[link] / (1.0 + there))
+            parts = [getattr(self._own, field), company.part(stream, self._root)]
+            if stream in _OF_THE_NODE:
+                (other_way,) = _OF_THE_NODE.keys() - {stream}
+                rate = getattr(self._own, LINK_RATES[other_way])
+                parts.append(company.part_of_both(rate, shares[other_way]))
+            rates[field] = min(parts)
         self.machine = self._own.model_copy(update=rates)
         self._step_s = step_seconds(self._program, self._facts, self.machine)
-
-    def _link(self, stream: str) -> Link:
-        return (stream, self._root if stream in ("h2d", "d2h") else "")
 
 
 def _narrow(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,11 @@ from ..web.rendering import number, size
 _METRICS = {"gpu_bytes": "GPU memory (bytes)", "tokens_per_s": "Throughput"}
 _ON_NODES = ("STARTING", "RUNNING", "PAUSING", "STOPPING", "RECOVERING")
 _POINTS = 200
+_AT_ONCE = {
+    "Host to all GPUs at once": ("all_h2d_bytes_s",),
+    "All GPUs at once to host": ("all_d2h_bytes_s",),
+    "Both ways at once": ("all_both_h2d_bytes_s", "all_both_d2h_bytes_s"),
+}
 
 
 def nodes(visit: Visit) -> Response:
@@ -47,6 +52,7 @@ def profile_rows(profile: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Layers reach", f"{100 * (profile.get('efficiency') or 0):.0f} % of that"
     yield "Host to GPU", _rate(profile.get("h2d_bytes_s"))
     yield "GPU to host", _rate(profile.get("d2h_bytes_s"))
+    yield from _copies(profile.get("copies") or ())
     yield "Host memory", size(profile.get("host_memory_bytes"))
     yield "Host memory moves", _rate(profile.get("host_bytes_s"))
     yield "CPU updates", f"{number((profile.get('update_parameters_s') or 0) / 1e6)} M parameters/s"
@@ -54,6 +60,14 @@ def profile_rows(profile: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "NVMe", size(profile["nvme_bytes"])
         yield "NVMe reads", _rate(profile.get("nvme_read_bytes_s"))
         yield "NVMe writes", _rate(profile.get("nvme_write_bytes_s"))
+
+
+def _copies(copies: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+    """What all GPUs of the node reach together while all of them copy, where there are several."""
+    if len(copies) < 2:
+        return
+    for words, fields in _AT_ONCE.items():
+        yield words, _rate(sum(each[field] for each in copies for field in fields))
 
 
 def _rate(value: float | None) -> str:

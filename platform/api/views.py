@@ -97,7 +97,6 @@ def _node_view(
     ways = [_way(plans[job.id], node.kind, job.claim) for job in jobs if job.id in plans]
     return schemas.NodeView(
         **fields,
-        measured=bool(node.profile),
         busy=len(jobs),
         held_host_bytes=sum(way.get("option", {}).get("host_bytes", 0) for way in ways),
         held_nvme_bytes=sum(way.get("option", {}).get("nvme_bytes", 0) for way in ways),

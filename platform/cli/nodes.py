@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ...jobs.errors import InputError
 from ...jobs.units import format_bytes
+from ...schedulers.copies import CopyRates
 from . import options
 from .output import Output
 from .queue import connect, job_table
@@ -92,13 +93,29 @@ def _screen(client: Client) -> Group:
 def node_table(found: Iterable[NodeView]) -> Table:
     """Nodes, one a row."""
     table = Table(title="nodes")
-    for column in ("node", "GPUs", "host memory", "jobs", "state"):
+    for column in ("node", "GPUs", "host memory", "to, from GPU", "jobs", "state"):
         table.add_column(column, overflow="fold")
     for node in found:
         memory = format_bytes(node.profile["host_memory_bytes"]) if node.profile else ""
         gpus = f"{node.gpus:g} x {node.kind}" if node.gpus else "none"
-        table.add_row(node.name, gpus, memory, ", ".join(node.jobs), escape(_state(node)))
+        table.add_row(node.name, gpus, memory, _copies(node), ", ".join(node.jobs), escape(_state(node)))
     return table
+
+
+def _copies(node: NodeView) -> str:
+    """What one GPU reaches alone, and below it what all reach together while all of them copy in both directions."""
+    copies = [CopyRates.model_validate(each) for each in node.profile.get("copies", ())]
+    if not copies:
+        return ""
+    alone = _gbps(min(each.h2d_bytes_s for each in copies), min(each.d2h_bytes_s for each in copies))
+    if len(copies) == 1:
+        return alone
+    there, back = sum(each.all_both_h2d_bytes_s for each in copies), sum(each.all_both_d2h_bytes_s for each in copies)
+    return f"{alone}\nall: {_gbps(there, back)}"
+
+
+def _gbps(*rates: float) -> str:
+    return f"{', '.join(f'{rate / 1e9:.3g}' for rate in rates)} GB/s"
 
 
 def _state(node: NodeView) -> str:

@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import ray
 import ray.exceptions
 
 from ...jobs.errors import LazytrainError
 from ...schedulers.hardware import HardwareProfile
+from ..inspection import Device, list_devices
 from .inventory import list_nodes, require, selector
+
+if TYPE_CHECKING:  # torch is imported in the actor, not where it is called from
+    from ..probe.copies import Copier, Way
 
 
 class Profiler:
     """Holds the GPU while it measures, so that nobody else does."""
 
+    def __init__(self) -> None:
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the driver's tool counts, which says what GPU this is
+        self._copier: Copier | None = None
+
+    def device(self) -> Device | None:
+        """What the driver says of the GPU; None without a driver, as where it is emulated."""
+        return next(iter(list_devices()), None)
+
+    def copy(
+        self, base: HardwareProfile | None, ways: Sequence[Way], meet: Callable[[], None] | None = None
+    ) -> list[float]:
+        """As `Copier.rates`; without ``meet`` no other GPU copies."""
+        from ..probe.copies import Copier, nobody
+
+        self._copier = self._copier or Copier(base)
+        return self._copier.rates(ways, meet or nobody)
+
+    def copy_with(self, base: HardwareProfile | None, ways: Sequence[Way], leader: Any) -> list[float]:
+        """The same while other GPUs copy, whose profilers meet at an actor that has `NodeProfiler.meet`."""
+        return self.copy(base, ways, lambda: ray.get(leader.meet.remote()))
+
     def measure(self, base: HardwareProfile | None, nvme_dir: Path | None, reserve_bytes: int) -> HardwareProfile:
         """The node's profile; ``base`` as in `probe.measure`."""
-        from ..probe import measure  # torch is imported in the actor, not where it is called from
+        from ..probe import measure
 
         return measure(base, nvme_dir=nvme_dir, host_reserve_bytes=reserve_bytes).profile
 

@@ -18,6 +18,7 @@ from ..artifacts import PAUSE_FILE, STOP_FILE, JobFiles, read_json, write_json
 from ..settings import Settings
 from .inspecting import Inspector
 from .local import DEVICE_LABEL, KIND_LABEL, NAME_LABEL, NAMESPACE, Connection
+from .node_profiling import NodeProfiler
 from .profiling import Profiler
 from .run_host import RunHost
 from .runs import HOST_LOST, Look, Machine, NodeReport, Outcome, Phase, RunOrder
@@ -62,17 +63,10 @@ class RayRunner:
         return NodeReport(versions=found["versions"], token=found["token"], devices=tuple(found["devices"]))
 
     def measure(self, machine: str) -> Mapping[str, Any] | None:
-        """Measure a node in an actor that holds a GPU of it; asked for again until the profile is there."""
+        """Measure a node in actors that hold all its GPUs; asked for again until the profile is there."""
         if machine not in self._measuring:
-            found, node_id = self._node(machine)
-            base = None
-            if found.device == "emulated":
-                base = hardware(found.kind).model_copy(update={"device": "emulated"})
-            remote = ray.remote(num_cpus=1, num_gpus=1, max_restarts=0, scheduling_strategy=_on(node_id))(Profiler)
-            actor = remote.remote()
-            reserve = int(self._settings.host_reserve)
-            self._measuring[machine] = (actor, actor.measure.remote(base, self._settings.nvme_dir, reserve))
-        actor, answer = self._measuring[machine]
+            self._measuring[machine] = self._begin_to_measure(machine)
+        actors, answer = self._measuring[machine]
         if not ray.wait([answer], timeout=0)[0]:
             return None
         del self._measuring[machine]
@@ -85,8 +79,22 @@ class RayRunner:
         except ray.exceptions.RayError:
             return None  # the actor or its node died; if the node is still there, it is measured again
         finally:
-            ray.kill(actor)
+            for actor in actors:
+                ray.kill(actor)
         return profile
+
+    def _begin_to_measure(self, machine: str) -> tuple[list[Any], Any]:
+        """The actors, one a GPU, and the answer of the one that leads."""
+        found, node_id = self._node(machine)
+        base = None
+        if found.device == "emulated":
+            base = hardware(found.kind).model_copy(update={"device": "emulated"})
+        held: dict[str, Any] = {"num_gpus": 1, "max_restarts": 0, "scheduling_strategy": _on(node_id)}
+        gpus = max(1, found.gpus)
+        leader = ray.remote(num_cpus=1, max_concurrency=gpus + 1, **held)(NodeProfiler).remote(gpus)
+        others = [ray.remote(num_cpus=0, **held)(Profiler).remote() for _ in range(gpus - 1)]
+        reserve = int(self._settings.host_reserve)
+        return [leader, *others], leader.measure_node.remote(base, self._settings.nvme_dir, reserve, others)
 
     def start(self, order: RunOrder) -> None:
         """Make the actor. Raises HardwareError when its node is not there any more."""

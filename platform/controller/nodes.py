@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from ...jobs.errors import LazytrainError, Unreachable
+from ...jobs.errors import DeviceBusy, LazytrainError, Unreachable
 from ..cluster.runs import NodeReport
 from ..inspection import compare
 from ..store import Node
 from .desk import ON_NODES, Desk
 
+log = logging.getLogger(__name__)
+
 
 def look_at_nodes(desk: Desk) -> None:
-    """Record who is there, check them, and measure whom nobody has measured yet."""
+    """Record who is there, check them, and measure whom nobody has measured as they are now."""
     desk.store.nodes.see(
         (
             Node(
@@ -35,7 +38,7 @@ def look_at_nodes(desk: Desk) -> None:
     for node in desk.store.nodes.list():
         usable = node.alive and node.gpus and node.checked and not node.problem and not node.drained
         in_use = node.name in busy or any(device.get("busy") for device in node.devices)
-        if usable and not node.profile and not in_use:
+        if usable and not node.measured and not in_use:
             _measure(desk, node)
 
 
@@ -73,6 +76,9 @@ def _measure(desk: Desk, node: Node) -> None:
         profile = desk.runner.measure(node.name)
     except Unreachable:
         raise
+    except DeviceBusy as error:  # the next check of the node says who uses it; it is measured after that
+        log.info("node %s: %s", node.name, error.message)
+        return
     except LazytrainError as error:
         desk.store.nodes.drain(node.name, True, f"it could not be measured: {error.message}")
         return

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ...jobs.lifecycle import JobState
+from ...schedulers.copies import CopyRates, shared_links
 from ...schedulers.hardware import same_gpu
 from ...schedulers.placement import Gpu, NodeState, Option, Question, Rules, RunningJob, WaitingJob
 from ..admission import Admission
@@ -35,10 +35,10 @@ class Table:
 
 def question(desk: Desk, table: Table) -> Question:
     """The question for now."""
-    taken: dict[str, set[str]] = defaultdict(set)
+    taken: dict[str, set[str]] = {}
     for job in table.running.values():
-        taken[job.node or ""].update([job.gpu] if job.gpu else [])
-    nodes = tuple(_node(node, taken[name]) for name, node in table.nodes.items() if node.alive or name in taken)
+        taken.setdefault(job.node or "", set()).update([job.gpu] if job.gpu else [])
+    nodes = tuple(_node(node, taken.get(name)) for name, node in table.nodes.items() if node.alive or name in taken)
     return Question(
         now_s=desk.clock(),
         waiting=tuple(_waiting(job, table) for job in table.waiting.values()),
@@ -125,21 +125,28 @@ def _remaining_s(desk: Desk, job: Job, leaving: bool, work_s: float) -> float:
 # ---- nodes and rules
 
 
-def _node(node: Node, taken: set[str]) -> NodeState:
-    """``taken`` are the GPUs on which jobs run: one that the node does not name any more is there until they end."""
+def _node(node: Node, taken: set[str] | None) -> NodeState:
+    """``taken`` are the GPUs on which jobs run: one that the node does not name any more is there until they end.
+    None where no job has anything of the node."""
     profile = node.profile
+    h2d, d2h = float(profile.get("h2d_bytes_s", 0.0)), float(profile.get("d2h_bytes_s", 0.0))
+    copies = [CopyRates.model_validate(each) for each in profile.get("copies", ())]
+    links = shared_links(copies, h2d_bytes_s=h2d, d2h_bytes_s=d2h)
     return NodeState(
         name=node.name,
         kind=node.kind,
-        gpus=_gpus(node, taken),
+        gpus=_gpus(node, taken or set()),
         host_bytes=int(profile.get("host_memory_bytes", 0)),
         nvme_bytes=int(profile.get("nvme_bytes", 0)),
-        dram_bytes_s=float(profile.get("host_bytes_s", 0.0)),
-        pcie_bytes_s=min(float(profile.get("h2d_bytes_s", 0.0)), float(profile.get("d2h_bytes_s", 0.0))),
+        dram_bytes_s=max(float(profile.get("host_bytes_s", 0.0)), links.both_bytes_s if copies else 0.0),
+        pcie_bytes_s=links.root_bytes_s,
+        h2d_bytes_s=links.h2d_bytes_s,
+        d2h_bytes_s=links.d2h_bytes_s,
+        copies_bytes_s=links.both_bytes_s,
         nvme_read_bytes_s=float(profile.get("nvme_read_bytes_s", 0.0)),
         nvme_write_bytes_s=float(profile.get("nvme_write_bytes_s", 0.0)),
         drained=node.drained,
-        excluded=_excluded(node),
+        excluded=_excluded(node, idle=taken is None),
     )
 
 
@@ -160,12 +167,16 @@ def _gpus(node: Node, taken: set[str]) -> tuple[Gpu, ...]:
     return (*listed, *(Gpu(id=name, state="busy") for name in sorted(unlisted)))
 
 
-def _excluded(node: Node) -> str:
+def _excluded(node: Node, *, idle: bool) -> str:
+    """Why it takes no job. What was measured earlier and not in full has to do until it is idle."""
     if not node.alive:
         return "it is not there any more"
     if node.problem:
         return node.problem
-    return "" if node.profile else "it is being measured"
+    if node.measured or (node.profile and not idle):
+        return ""
+    busy = next((device for device in node.devices if device.get("busy")), None)
+    return f"it is not measured while GPU {busy['index']} is busy: {busy['busy']}" if busy else "it is being measured"
 
 
 def _with_kinds(rules: Rules, kinds: Iterable[str]) -> Rules:

@@ -6,6 +6,7 @@ what they reach beside each other.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -111,7 +112,7 @@ def _values(desk: Desk, node: str, here: Sequence[Start], asked: Question, table
     roots = {gpu.id: gpu.pcie_root for gpu in state.gpus}
     return {
         "profile": dict(table.nodes[node].profile),
-        "node": asdict(state),
+        "node": _finite(asdict(state)),
         "starting": [_starting(table.waiting[start.job], start, roots, table) for start in here],
         "beside": [
             {"option": {**asdict(job.option), "work_tokens": 0.0}, "root": roots[job.gpu]}
@@ -119,6 +120,11 @@ def _values(desk: Desk, node: str, here: Sequence[Start], asked: Question, table
             if job.node == node and job.gpu is not None
         ],
     }
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the links of which nobody knows where they end: JSON has no infinity, and `NodeState` means it."""
+    return {name: value for name, value in values.items() if value != math.inf}
 
 
 def _starting(job: Job, start: Start, roots: Mapping[str, str], table: Table) -> dict[str, Any]:

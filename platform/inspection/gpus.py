@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...jobs.units import format_bytes
 
-OURS = ("lazytrain.platform.cluster.run_process", "ray::Profiler")
+OURS = ("lazytrain.platform.cluster.run_process", "ray::Profiler", "ray::NodeProfiler")
 """A process with one of these in its command line is a job of ours, or measures the node."""
 _NOT_IN_USE_BYTES = 1 << 30
 """Less than this may be held by a display, by the driver, or by the context of a job that is paused."""
@@ -31,6 +31,8 @@ class Device:
     """Root port that it hangs on; GPUs with the same one share its bandwidth. Empty where the kernel does not say."""
     busy: str = ""
     """What uses it from outside, in words; empty if nothing does."""
+    driver: str = ""
+    """Version of the driver."""
 
 
 def list_devices(
@@ -38,12 +40,15 @@ def list_devices(
 ) -> list[Device]:
     """The GPUs that this process may see, by PCI address; none without a driver."""
     ask, seen = query or _nvidia_smi, os.environ if environment is None else environment
-    lines = ask(["--query-gpu=index,uuid,pci.bus_id,memory.used"]).splitlines()
+    lines = ask(["--query-gpu=index,uuid,pci.bus_id,memory.used,driver_version"]).splitlines()
     found = [[part.strip() for part in line.split(",")] for line in lines if line.strip()]
     ours = _bytes_of_ours(ask, root)
     devices = [
-        (address.lower(), Device(uuid, int(index), pcie_root(address, root), _busy(int(used) << 20, ours.get(uuid, 0))))
-        for index, uuid, address, used in found
+        (
+            address.lower(),
+            Device(uuid, int(index), pcie_root(address, root), _busy(int(used) << 20, ours.get(uuid, 0)), driver),
+        )
+        for index, uuid, address, used, driver in found
     ]
     return _visible([device for _, device in sorted(devices, key=lambda pair: pair[0])], seen)
 

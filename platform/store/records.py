@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from ...jobs.lifecycle import JobState
+from ...schedulers.hardware import MEASUREMENT
 
 
 class Role(str, Enum):
@@ -166,7 +167,19 @@ class Node:
     checked: Mapping[str, Any] = field(default_factory=dict)
     """What it said of itself: versions, whether it sees the shared folder; empty until it was checked."""
     devices: Sequence[Mapping[str, Any]] = ()
-    """Its GPUs: ``id``, ``pcie_root``, and in ``busy`` what uses it from outside."""
+    """Its GPUs: ``id``, ``pcie_root``, ``driver``, and in ``busy`` what uses it from outside."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether its profile holds what is measured today, of the GPUs and with the driver that it has now."""
+        if self.profile.get("measurement") != MEASUREMENT:
+            return False
+        known, listed = self.profile.get("copies", ()), self.devices[: int(self.gpus)]
+        if not known or not listed:  # without links to measure, or without a driver to ask
+            return True
+        driver = self.profile.get("driver", "")
+        same_driver = all(device.get("driver", driver) == driver for device in listed)
+        return same_driver and {each["gpu"] for each in known} == {device["id"] for device in listed}
 
 
 @dataclass(frozen=True)

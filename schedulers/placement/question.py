@@ -124,6 +124,11 @@ class NodeState:
     dram_bytes_s: float = math.inf
     pcie_bytes_s: float = math.inf
     """Bandwidth of one PCIe root, in each direction."""
+    h2d_bytes_s: float = math.inf
+    """What all GPUs together bring from the host's memory; each of the three as measured while all of them copied."""
+    d2h_bytes_s: float = math.inf
+    copies_bytes_s: float = math.inf
+    """The same of both directions together."""
     nvme_read_bytes_s: float = math.inf
     nvme_write_bytes_s: float = math.inf
     drained: bool = False

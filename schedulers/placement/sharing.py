@@ -10,12 +10,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from .question import NodeState, Option
 
 Link: TypeAlias = "tuple[str, str]"
 """What can be short: its name, and the PCIe root for links that every root has (else empty)."""
+ALL_H2D: Final[Link] = ("all_h2d", "")
+"""All copies to GPUs of the node, those from them, and both: its memory and its PCIe roots give so much at once."""
+ALL_D2H: Final[Link] = ("all_d2h", "")
+COPIES: Final[Link] = ("copies", "")
 _FULL = 1e-9
 
 
@@ -34,6 +38,9 @@ def demands_of(option: Option, root: str) -> dict[Link, float]:
         ("dram", ""): option.dram_bytes_s,
         ("h2d", root): option.h2d_bytes_s,
         ("d2h", root): option.d2h_bytes_s,
+        ALL_H2D: option.h2d_bytes_s,
+        ALL_D2H: option.d2h_bytes_s,
+        COPIES: option.h2d_bytes_s + option.d2h_bytes_s,
         ("nvme_read", ""): option.nvme_read_bytes_s,
         ("nvme_write", ""): option.nvme_write_bytes_s,
     }
@@ -43,6 +50,9 @@ def capacities(node: NodeState, roots: Iterable[str]) -> dict[Link, float]:
     """Bandwidth of each link of ``node``, bytes per second; infinite where it never runs short."""
     shared: dict[Link, float] = {
         ("dram", ""): node.dram_bytes_s,
+        ALL_H2D: node.h2d_bytes_s,
+        ALL_D2H: node.d2h_bytes_s,
+        COPIES: node.copies_bytes_s,
         ("nvme_read", ""): node.nvme_read_bytes_s,
         ("nvme_write", ""): node.nvme_write_bytes_s,
     }

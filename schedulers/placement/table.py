@@ -315,8 +315,9 @@ def _load(option: Option, node: NodeState) -> dict[str, int]:
     roots = max(1, len({gpu.pcie_root for gpu in node.gpus}))
     asked = {
         "dram": (option.dram_bytes_s, node.dram_bytes_s),
-        "h2d": (option.h2d_bytes_s, node.pcie_bytes_s * roots),
-        "d2h": (option.d2h_bytes_s, node.pcie_bytes_s * roots),
+        "h2d": (option.h2d_bytes_s, min(node.pcie_bytes_s * roots, node.h2d_bytes_s)),
+        "d2h": (option.d2h_bytes_s, min(node.pcie_bytes_s * roots, node.d2h_bytes_s)),
+        "copies": (_pcie(option), node.copies_bytes_s),
         "nvme_read": (option.nvme_read_bytes_s, node.nvme_read_bytes_s),
         "nvme_write": (option.nvme_write_bytes_s, node.nvme_write_bytes_s),
     }

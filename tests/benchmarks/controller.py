@@ -27,7 +27,7 @@ from lazytrain.platform.artifacts import JobFiles, write_json
 from lazytrain.platform.cluster.runs import Look, Machine, NodeReport, Outcome, Phase, RunOrder
 from lazytrain.platform.controller import Config, Controller
 from lazytrain.platform.store import NewJob, Role, Store
-from lazytrain.schedulers.hardware import hardware
+from lazytrain.schedulers.hardware import MEASUREMENT, hardware
 from lazytrain.schedulers.placement import decide
 
 LOOKS = 3
@@ -60,7 +60,7 @@ class StandIn:
         return NodeReport(versions={})
 
     def measure(self, machine: str) -> Mapping[str, Any]:
-        return hardware("H800").model_dump(mode="json")
+        return hardware("H800").model_copy(update={"measurement": MEASUREMENT}).model_dump(mode="json")
 
     def start(self, order: RunOrder) -> None:
         self.looks[order.claim] = 0

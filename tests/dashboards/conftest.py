@@ -24,6 +24,7 @@ from lazytrain.platform.artifacts import JobFiles, write_json
 from lazytrain.platform.settings import Settings
 from lazytrain.platform.store import Lease, Move, Node, Role, Store
 from lazytrain.platform.store.jobs import _row
+from lazytrain.schedulers.hardware import MEASUREMENT
 
 HOST = "http://127.0.0.1:8470"
 _S = JobState
@@ -45,6 +46,7 @@ PROFILE = {
     "name": "a", "kind": "H800", "device": "cuda", "gpu_memory_bytes": 80 << 30, "matmul_flops": {"bfloat16": 7e14},
     "efficiency": 0.6, "h2d_bytes_s": 5e10, "d2h_bytes_s": 5e10, "host_memory_bytes": 512 << 30, "host_bytes_s": 2e11,
     "update_parameters_s": 3e9, "nvme_bytes": 2 << 40, "nvme_read_bytes_s": 6e9, "nvme_write_bytes_s": 4e9,
+    "measurement": MEASUREMENT,
 }  # fmt: skip
 
 

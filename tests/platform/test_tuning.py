@@ -10,9 +10,9 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
-from lazytrain.jobs.errors import DoesNotFit, HardwareError, LazytrainError, ModelError
+from lazytrain.jobs.errors import DoesNotFit, HardwareError, LazytrainError, ModelError, OutOfTime
 from lazytrain.jobs.model_facts import ModelFacts, UnitFacts
-from lazytrain.jobs.policy import Policy
+from lazytrain.jobs.policy import Policy, Predicted
 from lazytrain.platform.cluster.local import LocalRay
 from lazytrain.platform.settings import Settings
 from lazytrain.platform.trial import Report
@@ -64,6 +64,20 @@ def facts_of(batch: int) -> ModelFacts:
     )
 
 
+def predicted(tokens_per_s: float) -> Predicted:
+    return Predicted(
+        step_s=1.0,
+        tokens_per_s=tokens_per_s,
+        tflops_6n=1.0,
+        compute_units=3.0,
+        peak_gpu_bytes=1,
+        peak_host_bytes=1,
+        nvme_bytes=0,
+        host_bytes_per_parameter=8.0,
+        exposed_s={},
+    )
+
+
 def plan_up_to(largest: int) -> Callable[[int], tuple[ModelFacts, Plan]]:
     held = threading.RLock()  # as a progress display has one: planning happens here and is never sent anywhere
 
@@ -73,7 +87,8 @@ def plan_up_to(largest: int) -> Callable[[int], tuple[ModelFacts, Plan]]:
         if batch > largest:
             short = Reason(resource="gpu_memory", needed_bytes=9, available_bytes=4, shortfall_bytes=5, hint="more")
             return facts, Plan(feasible=False, reasons=(short,))
-        return facts, Plan(feasible=True, policy=Policy.from_homes(facts, ["host", "host", "gpu"]))
+        policy = Policy.from_homes(facts, ["host", "host", "gpu"])
+        return facts, Plan(feasible=True, policy=policy, predicted=predicted(50.0 * batch))
 
     return plan_batch
 
@@ -84,7 +99,7 @@ def fits_up_to(limit: int, *, dies_above: int = 10**9) -> Run:
             os._exit(9)
         if policy.micro_batch > limit:
             return Report(fits=False, reason="out of memory", pid=os.getpid())
-        return Report(fits=True, tokens_per_s=100.0 + policy.micro_batch, steps=3, loss=1.0, pid=os.getpid())
+        return Report(fits=True, tokens_per_s=100.0 * policy.micro_batch, steps=3, loss=1.0, pid=os.getpid())
 
     return run
 
@@ -102,29 +117,40 @@ def order(tmp_path: Path, run: Run, *, job_id: str = "job", largest: int = 10**9
 
 def test_out_of_memory_and_death_are_results_and_every_probe_has_its_own_process(tmp_path: Path) -> None:
     heard: list[Trial] = []
-    search = search_batch(order(tmp_path, fits_up_to(2, dies_above=5), largest=10, high=12), heard.append)
-    assert search.best.batch == 2
-    told = {trial.batch: trial.report for trial in search.trials}
-    assert told[12].reason == "no plan fits: gpu_memory is 5 bytes short"
-    assert told[12].pid == 0  # what the planner excludes costs no process
-    assert told[6].reason == "the process of the probe died"
-    assert told[3].reason == "out of memory"
+    search = search_batch(order(tmp_path, fits_up_to(6, dies_above=8), largest=9, high=12), heard.append)
+    assert search.best.batch == 6
+    told = [(trial.batch, trial.report.reason) for trial in search.trials]
+    assert told == [(9, "the process of the probe died"), (8, "out of memory"), (6, ""), (7, "out of memory")]
     assert heard == search.trials
-    pids = [report.pid for report in told.values() if report.pid]
+    pids = [trial.report.pid for trial in search.trials if trial.report.pid]
     assert len(set(pids)) == len(pids) == 3
     assert os.getpid() not in pids
     assert given_back()
 
 
 def test_when_the_time_is_up_the_best_so_far_has_to_do(tmp_path: Path) -> None:
-    search = search_batch(order(tmp_path, fits_up_to(4), most_seconds=0.0))
-    assert [trial.batch for trial in search.trials] == [8, 4]  # one has to fit
-    assert search.best.batch == 4
+    search = search_batch(order(tmp_path, fits_up_to(7), most_seconds=0.0))
+    assert [trial.batch for trial in search.trials] == [8, 7]  # one has to fit
+    assert search.best.batch == 7
 
 
 def test_nothing_fits(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFit, match="out of memory"):
         search_batch(order(tmp_path, fits_up_to(0), high=1))
+    with pytest.raises(DoesNotFit, match="gpu_memory is 5 bytes short"):  # what planning excludes costs no process
+        search_batch(order(tmp_path, fits_up_to(9), largest=0))
+
+
+def test_the_batch_that_plans_call_fastest_is_tried_first_and_none_without_a_plan(tmp_path: Path) -> None:
+    asked = order(tmp_path, fits_up_to(9), objective="throughput")
+
+    def plan_batch(batch: int) -> tuple[ModelFacts, Plan]:
+        if batch > 3:
+            raise OutOfTime("no plan was found")
+        return asked.plan_batch(batch)
+
+    search = search_batch(SearchOrder(**{**vars(asked), "plan_batch": plan_batch}))
+    assert [trial.batch for trial in search.trials] == [3]
 
 
 def test_a_broken_probe_is_an_error_and_not_a_small_batch(tmp_path: Path) -> None:

@@ -115,3 +115,26 @@ def test_a_job_beside_another_takes_the_memory_that_is_left(make_facts: Make, ma
     predicted = joint.planned[0][1].predicted
     assert joint.feasible and predicted is not None
     assert predicted.peak_host_bytes <= small.host_bytes - taken.host_bytes < taken.host_bytes
+
+
+def test_what_all_copies_share_is_shared_by_jobs_under_different_roots(make_facts: Make, make_profile: Machine) -> None:
+    """As measured while all GPUs copied: each root could do more, the node's memory cannot."""
+    facts = make_facts(6, boundary=MIB, parameters=MIB // 8, flops=2e9, workspace=MIB)
+    profile = make_profile(gpu_memory_bytes=40 * MIB, h2d_bytes_s=4e9, d2h_bytes_s=4e9)
+    jobs = [partial(fixed, answer(facts, profile, planner="full"))] * 2
+    roomy = node(pcie_bytes_s=4e9, h2d_bytes_s=8e9, d2h_bytes_s=8e9, copies_bytes_s=16e9)
+    assert plan_together(jobs, [profile] * 2, roomy, ["a", "b"]).speeds == (1.0, 1.0)
+    for narrow in ({"h2d_bytes_s": 1e9}, {"d2h_bytes_s": 1e9}, {"copies_bytes_s": 2e9}):
+        tight = node(pcie_bytes_s=4e9, **narrow)
+        assert max(plan_together(jobs, [profile] * 2, tight, ["a", "b"]).speeds) < 0.97, narrow
+        running = [(asked_by(jobs[0](profile)), "b")]
+        assert plan_together(jobs[:1], [profile], tight, ["a"], running).speeds[0] < 0.97, narrow
+
+
+def test_a_job_beside_nobody_reaches_what_its_plan_says(make_facts: Make, make_profile: Machine) -> None:
+    """Even where its link is not the same in both directions, and all copies together get no more than one GPU does."""
+    facts = make_facts(6, boundary=MIB, parameters=MIB // 8, flops=2e9, workspace=MIB)
+    profile = make_profile(gpu_memory_bytes=40 * MIB, h2d_bytes_s=4e9, d2h_bytes_s=1e9)
+    own = node(pcie_bytes_s=4e9, h2d_bytes_s=4e9, d2h_bytes_s=1e9, copies_bytes_s=5e9)
+    joint = plan_together([partial(answer, facts, planner="full")], [profile], own, ["a"])
+    assert joint.speeds == (1.0,)

@@ -26,7 +26,7 @@ from lazytrain.platform.admission import Admission, Answer, Found, Question, Way
 from lazytrain.platform.api.submission import new_job
 from lazytrain.platform.artifacts import JobFiles, write_json
 from lazytrain.platform.store import Action, Job, Move
-from lazytrain.schedulers.hardware import HardwareProfile, hardware
+from lazytrain.schedulers.hardware import MEASUREMENT, HardwareProfile, hardware
 from lazytrain.schedulers.planner import plan
 from lazytrain.schedulers.simulator import predict, simulate
 
@@ -94,6 +94,11 @@ def policy() -> Policy:
     ]  # fmt: skip
     made = made.model_copy(update={"layers": tuple(layers)})
     return made.model_copy(update={"predicted": predict(made, facts(), hardware("H800"))})
+
+
+def profile_of(kind: str) -> dict[str, Any]:
+    """The profile of a node with such GPUs, as if it had just been measured."""
+    return hardware(kind).model_copy(update={"measurement": MEASUREMENT}).model_dump(mode="json")
 
 
 @cache
@@ -203,10 +208,10 @@ class MadeLab:
             self.store.jobs.annotate(job, now, self.lab.lease, removed_at=now)
 
     def _nodes(self) -> None:
-        h800, small = (hardware(name).model_dump(mode="json") for name in ("H800", "RTX3090"))
+        h800, small, old = (profile_of(name) for name in ("H800", "RTX3090", "A100-80GB"))
         small["nvme_bytes"] = 0
         lost = {"name": "old-1", "kind": "A100", "gpus": 2.0}
-        self.lab.node(profile=hardware("A100-80GB").model_dump(mode="json"), **lost)
+        self.lab.node(profile=old, **lost)
         self.lab.node("gpu-1", gpus=8.0, profile=h800)
         self.lab.node("gpu-2", kind="RTX3090", gpus=4.0, profile=small)
         self.lab.node("gpu-3", gpus=8.0, profile=h800)

@@ -25,6 +25,20 @@ def test_profile_use_and_jobs(lab: Lab) -> None:
     assert "GPU 0: mine" in text
 
 
+def test_what_all_gpus_reach_together_is_told_where_there_are_several() -> None:
+    one = {
+        "all_h2d_bytes_s": 20e9,
+        "all_d2h_bytes_s": 18e9,
+        "all_both_h2d_bytes_s": 15e9,
+        "all_both_d2h_bytes_s": 14e9,
+    }
+    assert "Both ways at once" not in dict(profile_rows({"copies": [one]}))
+    rows = dict(profile_rows({"copies": [one, one]}))
+    assert rows["Host to all GPUs at once"] == "40 GB/s"
+    assert rows["All GPUs at once to host"] == "36 GB/s"
+    assert rows["Both ways at once"] == "58 GB/s"
+
+
 def test_only_admins_are_offered_and_allowed_changes(lab: Lab) -> None:
     lab.node()
     browser = lab.browser("ada")

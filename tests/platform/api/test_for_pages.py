@@ -15,6 +15,7 @@ from lazytrain.platform.artifacts import JobFiles, write_json
 from lazytrain.platform.client import Client
 from lazytrain.platform.schemas import ShapeQuestion
 from lazytrain.platform.store import Node
+from lazytrain.schedulers.hardware import MEASUREMENT
 
 Service = Any
 PLAN = {
@@ -64,7 +65,7 @@ def test_an_error_of_the_service_in_the_same_process_is_an_answer(service: Servi
 def see(service: Service) -> None:
     node = Node(name="a", address="x", kind="H800", device="cuda", cpus=8, gpus=2, alive=True)
     service.store.nodes.see([node], 1.0)
-    service.store.nodes.set_profile("a", {"kind": "H800"})
+    service.store.nodes.set_profile("a", {"kind": "H800", "measurement": MEASUREMENT})
 
 
 def test_a_shape_is_planned_with_the_profile_that_was_measured(service: Service) -> None:
@@ -98,6 +99,7 @@ def test_the_client_asks_for_a_shape(service: Service) -> None:
 
 def test_measuring_a_node_again_is_for_admins(service: Service) -> None:
     see(service)
+    assert [node["measured"] for node in service.client().get("/api/v1/nodes").json()["nodes"]] == [True]
     assert service.client().post("/api/v1/nodes/a/profile", json={}).status_code == 403
     assert service.client("root").post("/api/v1/nodes/b/profile", json={}).status_code == 404
     assert service.client("root").post("/api/v1/nodes/a/profile", json={}).json()["measured"] is False

@@ -15,6 +15,7 @@ from lazytrain.jobs.timeline import Span, Timeline
 from lazytrain.platform.artifacts import JobFiles, write_json
 from lazytrain.platform.cli.app import run
 from lazytrain.platform.store import Lease, Move, Node
+from lazytrain.schedulers.copies import CopyRates
 
 Service = Any
 
@@ -140,12 +141,22 @@ def test_no_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pyt
     assert "lazytrain up" in asked(capsys, "ps", code=1)["error"]["hint"]
 
 
+def copy_rates(gpu: str, *, alone: float, shared: float) -> dict[str, Any]:
+    rates = {name: alone for name in CopyRates.model_fields if name.endswith("_bytes_s")}
+    return {"gpu": gpu, **rates, "all_both_h2d_bytes_s": shared, "all_both_d2h_bytes_s": shared}
+
+
 def test_nodes_and_top(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
     node = Node(name="gpu-7", address="x", kind="H800", device="cuda", cpus=8, gpus=2, alive=True)
     service.store.nodes.see([node], 1.0)
     (shown,) = asked(capsys, "nodes")["nodes"]
     assert shown["name"] == "gpu-7"
     assert "2 x H800" in drawn(capsys, "nodes")
+    copies = [copy_rates(gpu, alone=50e9, shared=20e9) for gpu in ("GPU-a", "GPU-b")]
+    service.store.nodes.set_profile("gpu-7", {"host_memory_bytes": 1 << 30, "copies": copies})
+    told = drawn(capsys, "nodes")
+    assert "50, 50 GB/s" in told
+    assert "all: 40, 40" in told
     assert asked(capsys, "nodes", "drain", "gpu-7", code=1)["error"]["code"] == "forbidden"
     top = drawn(capsys, "top", "--once")
     assert "nothing is started or ended" in top

@@ -5,9 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,7 +25,7 @@ from lazytrain.platform.cluster.survey import Witness
 from lazytrain.platform.inspection import versions
 from lazytrain.platform.planning import facts_of, find_model
 from lazytrain.platform.settings import Settings
-from lazytrain.schedulers.hardware import hardware
+from lazytrain.schedulers.hardware import MEASUREMENT, HardwareProfile, hardware
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -168,6 +169,26 @@ def test_a_node_says_what_it_is(runner: RayRunner, tmp_path: Path) -> None:
     wait_for(answered)
     assert found[0].token == "t"
     assert found[0].versions == versions()
+
+
+def test_all_gpus_of_a_node_are_measured_at_once(runner: RayRunner, tmp_path: Path) -> None:
+    name = runner.machines()[0].name
+    found: list[Mapping[str, Any]] = []
+
+    def answered() -> bool:
+        profile = runner.measure(name)
+        found.extend([profile] if profile is not None else [])
+        return bool(found)
+
+    wait_for(answered)
+    profile = HardwareProfile.model_validate(found[0])
+    assert (profile.measurement, [each.gpu for each in profile.copies]) == (MEASUREMENT, ["0", "1"])
+    limit = hardware("RTX3090").h2d_bytes_s
+    for each in profile.copies:
+        rates = [value for value in vars(each).values() if isinstance(value, float)]
+        assert len(rates) == 8 and all(1e6 < rate <= limit for rate in rates)
+    assert profile.h2d_bytes_s == min(each.h2d_bytes_s for each in profile.copies)
+    wait_for(lambda: free_gpus() == 2)
 
 
 def test_the_batch_is_searched_on_the_node_and_then_trained_with(runner: RayRunner, order: RunOrder) -> None:

@@ -18,9 +18,10 @@ from lazytrain.platform.artifacts import JobFiles, write_json
 from lazytrain.platform.cluster.runs import Look, Machine, NodeReport, Outcome, Phase, RunOrder
 from lazytrain.platform.controller import Config, Controller, Decide
 from lazytrain.platform.store import Action, Job, NewJob, Role, Store
-from lazytrain.schedulers.hardware import hardware
+from lazytrain.schedulers.hardware import MEASUREMENT, hardware
 from lazytrain.schedulers.placement import Decisions, Preempt, Question, SolverReport, Start, Wait, WaitCode
 
+MEASURED = hardware("H800").model_copy(update={"measurement": MEASUREMENT}).model_dump(mode="json")
 _ALIVE = (Phase.STARTING, Phase.RUNNING, Phase.PAUSED)
 
 
@@ -63,7 +64,7 @@ class FakeRunner:
         return self.reports.get(machine, NodeReport(versions={}))
 
     def measure(self, machine: str) -> Mapping[str, Any] | None:
-        found = self.profiles.get(machine, hardware("H800").model_dump(mode="json"))
+        found = self.profiles.get(machine, MEASURED)
         if isinstance(found, LazytrainError):
             raise found
         return found

@@ -8,8 +8,8 @@ import pytest
 from lazytrain.platform.inspection import compare, list_devices, versions
 from lazytrain.platform.inspection.gpus import pcie_root
 
-GPUS = """0, GPU-b, 00000000:81:00.0, 20480
-1, GPU-a, 00000000:41:00.0, 3
+GPUS = """0, GPU-b, 00000000:81:00.0, 20480, 580.95.05
+1, GPU-a, 00000000:41:00.0, 3, 580.95.05
 """
 PROCESSES = """GPU-b, 17, 4096
 GPU-b, 18, 16384
@@ -38,6 +38,7 @@ def test_gpus_by_identity_with_their_root_and_who_uses_them(root: Path) -> None:
     first, second = list_devices(driver, root, {})
     assert (first.id, first.pcie_root, first.busy) == ("GPU-a", "pci0000:40/0000:40:03.1", "")
     assert (second.id, second.pcie_root) == ("GPU-b", "pci0000:80/0000:80:01.0")
+    assert first.driver == second.driver == "580.95.05"
     assert second.busy == "16.0GiB of it are in use by something else"  # the other 4 GiB are ours
 
 

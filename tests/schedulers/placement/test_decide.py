@@ -251,6 +251,16 @@ def test_streaming_jobs_get_pcie_roots_of_their_own(make: Any) -> None:
     assert all(start.speed == 1.0 for start in decisions.starts)
 
 
+def test_streaming_jobs_go_where_copies_have_room_whatever_the_roots_give(make: Any) -> None:
+    """Each of the GPUs has a root of its own; all of them together get half of what their roots could bring."""
+    narrow = make.node("a", gpus=2, pcie_bytes_s=10.0, copies_bytes_s=10.0)
+    wide = make.node("b", gpus=2, pcie_bytes_s=10.0)
+    beside = [make.running(f"on {name}", name, "0", needs={"h2d_bytes_s": 8.0}) for name in ("a", "b")]
+    decisions = decide(ask([narrow, wide], [make.job("s", needs={"d2h_bytes_s": 8.0})], beside))
+    assert where(decisions) == {"s": "b"}
+    assert decisions.starts[0].speed == 1.0
+
+
 def test_neighbours_are_expected_to_slow_each_other(make: Any) -> None:
     node = make.node("h", gpus=2, dram_bytes_s=100.0)
     needs = {"dram_bytes_s": 75.0}

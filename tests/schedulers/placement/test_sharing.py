@@ -27,6 +27,14 @@ def test_memory_is_shared_by_the_node_and_pcie_by_the_root(make: Any) -> None:
     assert speeds([(hungry, "0"), (hungry, "1")], node) == pytest.approx([0.5, 0.5])
 
 
+def test_copies_of_all_gpus_share_what_was_measured_while_all_copied(make: Any) -> None:
+    node = make.node("a", gpus=2, pcie_bytes_s=30.0, h2d_bytes_s=40.0, d2h_bytes_s=40.0, copies_bytes_s=50.0)
+    loads, stores = make.option(h2d_bytes_s=30.0), make.option(d2h_bytes_s=30.0)
+    assert speeds([(loads, "0")], node) == [1.0]
+    assert speeds([(loads, "0"), (loads, "1")], node) == pytest.approx([2 / 3, 2 / 3])
+    assert speeds([(loads, "0"), (stores, "1")], node) == pytest.approx([5 / 6, 5 / 6])
+
+
 def test_a_job_that_uses_no_full_link_keeps_its_speed(make: Any) -> None:
     node = make.node("a", gpus=3, pcie_bytes_s=10.0)
     pair, other = make.option(h2d_bytes_s=10.0), make.option(d2h_bytes_s=10.0)
