@@ -17,21 +17,7 @@ INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 INLINE Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 INLINE Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
-// The correctly rounded root, as the instruction gives it in more time: Newton's step from a 14-bit estimate, and a
-// correction by the exact remainder (Markstein 1990). Numbers whose remainder would be denormal, and infinity, are left
-// to the instruction.
-INLINE Floats square_root(Floats a) {
-    const Floats half = all(0.5f);
-    const Ints smallest = all(27 << 23);  // 2^-100
-    const __mmask16 outside = _mm512_cmpge_epu32_mask(_mm512_sub_epi32(as_ints(a), smallest), all(228 << 23));
-    if (__builtin_expect(_mm512_mask_test_epi32_mask(outside, as_ints(a), as_ints(a)), 0)) return _mm512_sqrt_ps(a);
-    Floats estimate = _mm512_rsqrt14_ps(_mm512_max_ps(a, as_floats(smallest)));
-    Floats root = mul(a, estimate), inverse = mul(half, estimate);
-    const Floats error = _mm512_fnmadd_ps(root, inverse, half);
-    root = _mm512_fmadd_ps(root, error, root);
-    inverse = _mm512_fmadd_ps(inverse, error, inverse);
-    return _mm512_fmadd_ps(_mm512_fnmadd_ps(root, root, a), inverse, root);
-}
+INLINE Floats square_root(Floats a) { return _mm512_sqrt_ps(a); }
 INLINE Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 INLINE Ints add_16(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
 INLINE Ints or_(Ints a, Ints b) { return _mm512_or_si512(a, b); }
