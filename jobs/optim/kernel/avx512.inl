@@ -6,6 +6,7 @@ using Ints = __m512i;
 
 INLINE Ints zero() { return _mm512_setzero_si512(); }
 INLINE Ints all(int32_t value) { return _mm512_set1_epi32(value); }
+INLINE Ints all_16(int16_t value) { return _mm512_set1_epi16(value); }
 INLINE Floats all(float value) { return _mm512_set1_ps(value); }
 INLINE Floats as_floats(Ints bits) { return _mm512_castsi512_ps(bits); }
 INLINE Ints as_ints(Floats values) { return _mm512_castps_si512(values); }
@@ -26,6 +27,7 @@ INLINE Floats with_sign_of(Floats a, Floats positive) {
     return as_floats(_mm512_ternarylogic_epi32(as_ints(a), as_ints(positive), all(INT32_MIN), 0xEC));
 }
 INLINE Ints larger(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
+INLINE Ints larger_16(Ints a, Ints b) { return _mm512_max_epi16(a, b); }
 INLINE Ints shift_left_16(Ints a, int by) { return _mm512_slli_epi16(a, by); }
 INLINE Ints shift_right_16(Ints a, int by) { return _mm512_srai_epi16(a, by); }
 INLINE Ints shift_right_zeros_16(Ints a, int by) { return _mm512_srli_epi16(a, by); }
