@@ -22,11 +22,11 @@ Why these codes. Mean relative error of the update against AdamW in fp64, over 2
 trains from scratch, by block size (``tests/benchmarks/codes.py``, results beside it):
 
     mantissa bits                      64      256     1024    4096
-    m 4, v 5 (these)                   0.0416  0.0447  0.0499  0.0606
-    m 3, v 5                           0.0641  0.0657  0.0676  0.0698
-    m 5, v 5                           0.0417  0.0656  0.0957  0.1452
-    m 4, v 4                           0.0591  0.0628  0.0668  0.0769
-    m 4, v 6                           0.0392  0.0540  0.0566  0.0748
+    m 4, v 5 (these)                   0.0416  0.0446  0.0500  0.0604
+    m 3, v 5                           0.0642  0.0658  0.0675  0.0698
+    m 5, v 5                           0.0425  0.0665  0.0952  0.1479
+    m 4, v 4                           0.0593  0.0617  0.0667  0.0764
+    m 4, v 6                           0.0429  0.0434  0.0532  0.0708
     m 4, v 5, nearest                  0.0442  0.0475  0.0513  0.0598
     bitsandbytes' tables, nearest      0.0450  0.0606  0.0788  0.0992
 
@@ -41,16 +41,17 @@ from dataclasses import dataclass
 import torch
 
 VERSION = 3
-"""Of the two codes and the dither together; saved with every state."""
+"""Of what the codes mean; saved with every state."""
 
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**63
 """Of the scales: their reciprocals are normal numbers, and v is finite again after a gradient whose square was not."""
 _SIGN = -(1 << 31)
 
-# Fractions of 2^32: the golden ratio over steps, the two-dimensional "R2" pair (Roberts 2018) over lane and block.
-_PER_STEP, _PER_LANE, _PER_BLOCK = 0x9E3779B9, 0xC13FA9A9, 0x91E10DA5
-_PER_WEIGHT_STEP = 0x6A09E667
-"""The root of 2: weights and codes are dithered by sequences that have nothing to do with each other."""
+# Fractions of 2^32: the golden ratio over steps; 11/16 over lanes, so that any 16 of them share the range evenly and
+# the next 16 have the same words, which a kernel keeps in registers; over blocks one of the "R2" pair (Roberts 2018).
+_PER_STEP, _PER_LANE, _PER_BLOCK = 0x9E3779B9, 0xB0000000, 0x91E10DA5
+_PER_WEIGHT_STEP, _PER_WEIGHT = 0x6A09E667, 0xC13FA9A9
+"""The root of 2, and the other of the pair: weights and codes are dithered by unrelated sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,5 +157,5 @@ def dither(step: int, first_block: int, blocks: int, width: int) -> torch.Tensor
 
 def weight_dither(step: int, first: int, numel: int) -> torch.Tensor:
     """Dither (int32) of ``numel`` weights of a parameter from ``first`` at ``step``."""
-    places = torch.arange(first, first + numel, dtype=torch.int64).mul_(_PER_LANE).add_(weight_word(step))
+    places = torch.arange(first, first + numel, dtype=torch.int64).mul_(_PER_WEIGHT).add_(weight_word(step))
     return places.to(torch.int32)

@@ -27,7 +27,7 @@ class HybridAdamW(torch.optim.Optimizer):
     Tensors of fewer than ``min_8bit_size`` elements, norms and biases (one dimension) keep fp32 states, and so does
     what fits one of the ``fp32_states``, patterns of parameter names like ``*embed_tokens*``; ``state_bits=32`` keeps
     them for all, and is then ``torch.optim.AdamW``. Embeddings get 8-bit states by default: the error of their updates
-    is little above that of other matrices (0.048 against 0.042 and 0.045 in blocks of 256; bitsandbytes' states make
+    is little above that of other matrices (0.048 against 0.041 and 0.045 in blocks of 256; bitsandbytes' states make
     it 0.067 against 0.043 and 0.072, ``tests/benchmarks/codes.py``).
 
     Two ways of use:

@@ -23,7 +23,7 @@ from .threads import usable_threads
 
 log = logging.getLogger(__name__)
 
-_VERSION = 5
+_VERSION = 6
 """Of the kernel's interface and arithmetic; a library that says another was built from other sources."""
 _SETS = ("baseline", "avx2", "avx512")
 _MASTERS = {"plain": 0, "split": 1, "stochastic": 2}

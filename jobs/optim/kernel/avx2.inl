@@ -33,6 +33,7 @@ INLINE Floats with_sign_of(Floats a, Floats positive) {
     return as_floats(or_(and_(as_ints(a), all((int32_t)0x80000000)), as_ints(positive)));
 }
 INLINE Ints larger(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
+INLINE Ints larger_16(Ints a, Ints b) { return _mm256_max_epi16(a, b); }
 INLINE Ints shift_left_16(Ints a, int by) { return _mm256_slli_epi16(a, by); }
 INLINE Ints shift_right_16(Ints a, int by) { return _mm256_srai_epi16(a, by); }
 INLINE Ints shift_right_zeros_16(Ints a, int by) { return _mm256_srli_epi16(a, by); }

@@ -6,6 +6,7 @@ using Ints = __m512i;
 
 INLINE Ints zero() { return _mm512_setzero_si512(); }
 INLINE Ints all(int32_t value) { return _mm512_set1_epi32(value); }
+INLINE Ints all_16(int16_t value) { return _mm512_set1_epi16(value); }
 INLINE Floats all(float value) { return _mm512_set1_ps(value); }
 INLINE Floats as_floats(Ints bits) { return _mm512_castsi512_ps(bits); }
 INLINE Ints as_ints(Floats values) { return _mm512_castps_si512(values); }
@@ -17,21 +18,7 @@ INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 INLINE Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 INLINE Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
-// The correctly rounded root, as the instruction gives it in more time: Newton's step from a 14-bit estimate, and a
-// correction by the exact remainder (Markstein 1990). Numbers whose remainder would be denormal, and infinity, are left
-// to the instruction.
-INLINE Floats square_root(Floats a) {
-    const Floats half = all(0.5f);
-    const Ints smallest = all(27 << 23);  // 2^-100
-    const __mmask16 outside = _mm512_cmpge_epu32_mask(_mm512_sub_epi32(as_ints(a), smallest), all(228 << 23));
-    if (__builtin_expect(_mm512_mask_test_epi32_mask(outside, as_ints(a), as_ints(a)), 0)) return _mm512_sqrt_ps(a);
-    Floats estimate = _mm512_rsqrt14_ps(_mm512_max_ps(a, as_floats(smallest)));
-    Floats root = mul(a, estimate), inverse = mul(half, estimate);
-    const Floats error = _mm512_fnmadd_ps(root, inverse, half);
-    root = _mm512_fmadd_ps(root, error, root);
-    inverse = _mm512_fmadd_ps(inverse, error, inverse);
-    return _mm512_fmadd_ps(_mm512_fnmadd_ps(root, root, a), inverse, root);
-}
+INLINE Floats square_root(Floats a) { return _mm512_sqrt_ps(a); }
 INLINE Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 INLINE Ints add_16(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
 INLINE Ints or_(Ints a, Ints b) { return _mm512_or_si512(a, b); }
@@ -40,6 +27,7 @@ INLINE Floats with_sign_of(Floats a, Floats positive) {
     return as_floats(_mm512_ternarylogic_epi32(as_ints(a), as_ints(positive), all(INT32_MIN), 0xEC));
 }
 INLINE Ints larger(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
+INLINE Ints larger_16(Ints a, Ints b) { return _mm512_max_epi16(a, b); }
 INLINE Ints shift_left_16(Ints a, int by) { return _mm512_slli_epi16(a, by); }
 INLINE Ints shift_right_16(Ints a, int by) { return _mm512_srai_epi16(a, by); }
 INLINE Ints shift_right_zeros_16(Ints a, int by) { return _mm512_srli_epi16(a, by); }

@@ -46,7 +46,7 @@ namespace {
 enum { kPlain, kSplit, kStochastic };
 enum { kBaseline, kAvx2, kAvx512 };
 
-constexpr uint32_t kPerLane = 0xC13FA9A9u, kPerBlock = 0x91E10DA5u;  // as in ../codes.py
+constexpr uint32_t kPerLane = 0xB0000000u, kPerBlock = 0x91E10DA5u, kPerWeight = 0xC13FA9A9u;  // as in ../codes.py
 constexpr int64_t kChunk = 1 << 15;  // elements that a thread takes at a time
 constexpr int64_t kSumChunk = 1 << 16;
 constexpr int kSums = 32;
@@ -79,7 +79,7 @@ Block block_of(const Task& t, int64_t index) {
     b.v = t.v + at;
     b.numel = t.numel - at < t.block ? t.numel - at : t.block;
     b.code_word = t.code_word + (uint32_t)index * kPerBlock;
-    b.weight_word = t.weight_word + (uint32_t)at * kPerLane;
+    b.weight_word = t.weight_word + (uint32_t)at * kPerWeight;
     return b;
 }
 
@@ -192,7 +192,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 // Raised with every change of the interface or of the arithmetic.
-EXPORT int32_t lazytrain_version() { return 5; }
+EXPORT int32_t lazytrain_version() { return 6; }
 
 // The widest instruction set of this processor that the library was built for.
 EXPORT int32_t lazytrain_instruction_set() {

@@ -63,7 +63,7 @@ static void step_8bit(const Task t, const Block b, float* scratch) {
         float m = decode<Momentum>(b.m_codes[i]) * m_scale + gradient * t.gradient_factor;
         float kept = decode<RootVariance>(b.v_codes[i]);
         float v = (kept * kept) * v_scale + (gradient * gradient) * t.square_factor;
-        float root = move<kMaster>(t, b, i, b.weight_word + (uint32_t)i * kPerLane, m, v);
+        float root = move<kMaster>(t, b, i, b.weight_word + (uint32_t)i * kPerWeight, m, v);
         ms[i] = m;
         roots[i] = root;
         int32_t magnitude = as_int(m) & 0x7FFFFFFF;
@@ -88,7 +88,7 @@ static void step_fp32(const Task t, const Block b) {
         float gradient = read_gradient<kHalf>(b.gradient, i);
         b.m[i] = b.m[i] * t.beta1 + gradient * t.gradient_factor;
         b.v[i] = b.v[i] * t.beta2 + (gradient * gradient) * t.square_factor;
-        move<kMaster>(t, b, i, b.weight_word + (uint32_t)i * kPerLane, b.m[i], b.v[i]);
+        move<kMaster>(t, b, i, b.weight_word + (uint32_t)i * kPerWeight, b.m[i], b.v[i]);
     }
 }
 

@@ -6,32 +6,42 @@
 // at a time, by way of 16-bit lanes: what they mean are bf16 numbers, or nearly, and what is cut from a number to make
 // a code lies in its high half.
 
-// The dither of 2 kWidth elements, in the order of a Pair.
-struct FirstWords {
+// What the elements of a Pair add to the dither of the first.
+template <uint32_t kPer>
+struct Lanes {
     int32_t lo[kWidth], hi[kWidth];
 
-    constexpr FirstWords() : lo(), hi() {
+    constexpr Lanes() : lo(), hi() {
         for (uint32_t i = 0; i < kWidth; ++i) {
-            lo[i] = (int32_t)((i / 4 * 8 + i % 4) * kPerLane);
-            hi[i] = (int32_t)((i / 4 * 8 + i % 4 + 4) * kPerLane);
+            lo[i] = (int32_t)((i / 4 * 8 + i % 4) * kPer);
+            hi[i] = (int32_t)((i / 4 * 8 + i % 4 + 4) * kPer);
         }
     }
 };
 
-constexpr FirstWords kFirstWords;
+template <uint32_t kPer>
+constexpr Lanes<kPer> kLanes;
 
+static_assert((uint32_t)(2 * kWidth * kPerLane) == 0, "all Pairs of a block have the same dither");
+
+// The dither of a Pair.
 struct Words {
     Ints lo, hi;
-
-    INLINE explicit Words(uint32_t first)
-        : lo(add(load((const void*)kFirstWords.lo), all((int32_t)first))),
-          hi(add(load((const void*)kFirstWords.hi), all((int32_t)first))) {}
-
-    INLINE void advance() {
-        lo = add(lo, all((int32_t)(2 * kWidth * kPerLane)));
-        hi = add(hi, all((int32_t)(2 * kWidth * kPerLane)));
-    }
 };
+
+template <uint32_t kPer>
+INLINE Words words_from(uint32_t first) {
+    const Ints start = all((int32_t)first);
+    return {add(load((const void*)kLanes<kPer>.lo), start), add(load((const void*)kLanes<kPer>.hi), start)};
+}
+
+INLINE Words after(const Words& words, uint32_t by) {
+    return {add(words.lo, all((int32_t)by)), add(words.hi, all((int32_t)by))};
+}
+
+INLINE Words shifted(const Words& words, int by) {
+    return {shift_right_zeros(words.lo, by), shift_right_zeros(words.hi, by)};
+}
 
 INLINE Pair scaled(Pair values, Floats by) { return {mul(values.lo, by), mul(values.hi, by)}; }
 
@@ -40,23 +50,19 @@ INLINE Pair plus(Pair a, Pair b) { return {add(a.lo, b.lo), add(a.hi, b.hi)}; }
 INLINE Pair squared(Pair values) { return {mul(values.lo, values.lo), mul(values.hi, values.hi)}; }
 
 // The high halves of fp32 numbers after the dither has decided where they are cut.
-template <class C>
-INLINE Ints dithered(Ints lo, Ints hi, const Words& words) {
-    return pack_high_halves(add(lo, shift_right_zeros(words.lo, 32 - C::shift)),
-                            add(hi, shift_right_zeros(words.hi, 32 - C::shift)));
+INLINE Ints dithered(Pair values, const Words& dither) {
+    return pack_high_halves(add(as_ints(values.lo), dither.lo), add(as_ints(values.hi), dither.hi));
 }
 
-INLINE Ints dithered_m(Pair m, Floats inverse, const Words& words) {
+INLINE Ints dithered_m(Pair m, Floats inverse, const Words& dither) {
     const Floats zero = all(Momentum::zero);
-    m = plus(scaled(m, inverse), {with_sign_of(m.lo, zero), with_sign_of(m.hi, zero)});
-    return dithered<Momentum>(as_ints(m.lo), as_ints(m.hi), words);
+    return dithered(plus(scaled(m, inverse), {with_sign_of(m.lo, zero), with_sign_of(m.hi, zero)}), dither);
 }
 
-INLINE Ints dithered_v(Pair root, Floats inverse, const Words& words) {
+// What lies below the least code is lifted to it after the dither, which can carry it no further than that.
+INLINE Ints dithered_v(Pair root, Floats inverse, const Words& dither) {
     const Floats zero = all(RootVariance::zero);
-    const Ints least = all(RootVariance::base);
-    root = plus(scaled(root, inverse), {zero, zero});
-    return dithered<RootVariance>(larger(as_ints(root.lo), least), larger(as_ints(root.hi), least), words);
+    return larger_16(dithered(plus(scaled(root, inverse), {zero, zero}), dither), all_16(RootVariance::base >> 16));
 }
 
 template <bool kHalf>
@@ -130,17 +136,18 @@ INLINE void new_states(const Task& t, const Block& b, float* ms, float* roots) {
 template <int kMaster>
 INLINE void move_and_encode(const Task& t, const Block& b, const float* ms, const float* roots) {
     const Floats m_inverse = all(1.0f / *b.m_scale), v_inverse = all(1.0f / *b.v_scale);
-    Words code_words(b.code_word), weight_words(b.weight_word);
+    const Words words = words_from<kPerLane>(b.code_word);
+    const Words m_dither = shifted(words, 32 - Momentum::shift), v_dither = shifted(words, 32 - RootVariance::shift);
+    Words weight_words = words_from<kPerWeight>(b.weight_word);
     for (int64_t at = 0; at < b.numel; at += 4 * kWidth) {
         Ints m_halves[2], v_halves[2];
         for (int half = 0; half < 2; ++half) {
             const int64_t i = at + half * 2 * kWidth;
             const Pair m = {load(ms + i), load(ms + i + kWidth)}, root = {load(roots + i), load(roots + i + kWidth)};
             if (t.moves) move<kMaster>(t, b, i, m, root, weight_words);
-            m_halves[half] = dithered_m(m, m_inverse, code_words);
-            v_halves[half] = dithered_v(root, v_inverse, code_words);
-            code_words.advance();
-            if (kMaster == kStochastic) weight_words.advance();
+            m_halves[half] = dithered_m(m, m_inverse, m_dither);
+            v_halves[half] = dithered_v(root, v_inverse, v_dither);
+            if (kMaster == kStochastic) weight_words = after(weight_words, 2 * kWidth * kPerWeight);
         }
         store_m(b.m_codes + at, m_halves);
         store_v(b.v_codes + at, v_halves);

@@ -138,3 +138,10 @@ def test_dither_is_even_over_lanes_blocks_and_steps() -> None:
     for words in (dither(1, 0, 1, 4096), dither(1, 0, 4096, 1), torch.stack([dither(s, 0, 1, 1) for s in range(4096)])):
         histogram = torch.histc(words.double().flatten(), bins=16, min=-(2.0**31), max=2.0**31)
         assert (histogram - 256).abs().max() <= 4
+
+
+def test_dither_repeats_every_sixteen_lanes_which_share_the_range_evenly() -> None:
+    """What lets the kernel keep the words of a block in registers."""
+    words = dither(5, 3, 1, 64)[0]
+    assert torch.equal(words, words[:16].repeat(4))
+    assert (words[:16].sort().values.diff() == 1 << 28).all()
