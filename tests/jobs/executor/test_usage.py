@@ -164,6 +164,19 @@ def test_an_evaluation_in_inference_mode_at_any_moment(make_model, make_batch):
             streamed.zero_grad()
 
 
+def test_the_head_may_be_read_in_inference_mode(make_model, make_batch):
+    plain, ids = make_model("llama", dropout=False), make_batch()["input_ids"]
+    with open_stream(make_model("llama", dropout=False)) as streamed:
+        logits = []
+        for model in (plain, streamed.model):
+            with torch.inference_mode():
+                states = model.model(ids).last_hidden_state
+                logits.append(states @ model.get_output_embeddings().weight.T)
+        assert torch.allclose(*logits, atol=1e-5)
+        streamed.model(**make_batch()).loss.backward()
+        assert streamed.step().step == 1
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])  # qwen3's embedding is its head too
 def test_embeddings_that_the_user_gives_get_their_gradient(family, make_model, make_batch):
     plain, batch = make_model(family, dropout=False), make_batch()
