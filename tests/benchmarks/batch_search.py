@@ -172,7 +172,7 @@ def final(bench: Bench, batches: set[int], turns: int) -> dict[int, float]:
     found: dict[int, list[float]] = {batch: [] for batch in batches}
     for _ in range(turns):
         for batch in found:
-            found[batch].append(probed(bench, batch, bench.probe_s))
+            found[batch].append(probed(bench, batch, bench.probe_s / 2))
     return {batch: statistics.median(rates) for batch, rates in found.items()}
 
 
@@ -249,7 +249,7 @@ def judge(bench: Bench, name: str, turns: int, *, tune: bool) -> dict[str, Any]:
 
 def run(names: list[str], *, quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    layers, turns, exhaustive_s, probe_s = (4, 1, 0.1, 0.3) if quick else (6, 4, 0.5, 2.0)
+    layers, turns, exhaustive_s, probe_s = (4, 1, 0.1, 0.3) if quick else (6, 3, 0.3, 2.0)
     with tempfile.TemporaryDirectory() as folder:
         ray = None if quick else LocalRay(Settings(home=Path(folder), ray_auth="disabled"), kind="bench")
         for name in names:
