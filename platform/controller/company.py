@@ -20,10 +20,17 @@ from .together import beside_each, finite_node
 def look_at_company(desk: Desk, asked: Asked, table: Table) -> None:
     """Ask planning about every run that has other neighbours than when it was last planned."""
     for node in asked.nodes:
-        here = [job for job in asked.running if job.node == node.name and job.gpu is not None]
-        runs = {job.id: job for job in here}
-        jobs = [table.running[name] for name in runs]
-        desk.for_each(jobs, lambda job, node=node, here=here, runs=runs: _look(desk, job, runs[job.id], node, here))
+        _look_at_node(desk, asked, table, node)
+
+
+def _look_at_node(desk: Desk, asked: Asked, table: Table, node: NodeState) -> None:
+    here = [job for job in asked.running if job.node == node.name and job.gpu is not None]
+    runs = {job.id: job for job in here}
+
+    def look(job: Job) -> None:
+        _look(desk, job, runs[job.id], node, here)
+
+    desk.for_each([table.running[name] for name in runs], look)
 
 
 def _look(desk: Desk, job: Job, run: RunningJob, node: NodeState, here: list[RunningJob]) -> None:

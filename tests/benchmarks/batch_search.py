@@ -73,13 +73,15 @@ class Case(NamedTuple):
     length: int
     load_over_forward: float
     """Seconds of a layer's load over those of its forward."""
+    most: int
+    """Rows up to which batches are tried."""
     products_that_fit: float
     """Share of all layers' products for which the device has room beside a step that keeps every boundary."""
 
 
 CASES = {
-    "3090": Case("RTX3090", 224, 6, 52, 0.37, 0.878),
-    "h800": Case("H800", 96, 23, 26, 0.94, 0.791),
+    "3090": Case("RTX3090", 224, 6, 52, 0.37, 24, 0.878),
+    "h800": Case("H800", 96, 23, 26, 0.94, 40, 0.791),
 }
 
 
@@ -254,7 +256,7 @@ def run(names: list[str], *, quick: bool) -> dict[str, Any]:
         ray = None if quick else LocalRay(Settings(home=Path(folder), ray_auth="disabled"), kind="bench")
         for name in names:
             case = CASES[name]
-            high = min(12, 3 * case.rows) if quick else 4 * case.rows
+            high = min(12, case.most) if quick else case.most
             place = Path(folder) / name
             place.mkdir()
             bench = Bench(case, layers, high, place, exhaustive_s, probe_s)
