@@ -79,7 +79,7 @@ class GuidedSearch(BatchSearch):
         largest = self._largest_expected(fits, fails, exact=True)
         if not failed:
             return largest if largest > fits else (None if fits >= self.low else self.low)
-        return max(self.low, min(largest, fails - max(1, fails * 2 ** (failed - 1) // _BELOW)))
+        return max(self.low, min(largest, fails - max(1, (fails << (failed - 1)) // _BELOW)))
 
     def _largest_expected(self, fits: int, fails: int, *, exact: bool = False) -> int:
         """The largest batch between these that is expected to fit; ``fits`` if there is none."""

@@ -30,7 +30,7 @@ def plan_for_drift(asked: Mapping[str, Any], measuring: Measuring) -> dict[str, 
     facts = measuring.facts(spec, batch=shape[0], length=shape[1], dtype=spec.model.dtype)
     timeline = Timeline.from_dict(json.loads(Path(asked["timeline"]).read_bytes()))
     measured = Measured.of([timeline], policy, facts, profile)
-    found = replan(policy, facts, profile, measured, **_limits(spec, policy, asked["gpu_bytes"]))
+    found = replan(policy, facts, profile, measured, **limits_of(spec, policy, asked["gpu_bytes"]))
     if found is None:
         return {"words": "", "policy": None, "tokens_per_s": 0.0}
     new = found.answer.policy if found.answer is not None else None
@@ -40,7 +40,8 @@ def plan_for_drift(asked: Mapping[str, Any], measuring: Measuring) -> dict[str, 
     return {"words": found.words, "policy": new.model_dump(mode="json", by_alias=True), "tokens_per_s": rate}
 
 
-def _limits(spec: JobSpec, policy: Policy, gpu_bytes: int | None) -> dict[str, Any]:
+def limits_of(spec: JobSpec, policy: Policy, gpu_bytes: int | None) -> dict[str, Any]:
+    """Options of `plan` with which another policy takes no more memory of the node than this one."""
     limits, taken = Limits.of(spec), policy.predicted
     return {
         "planner": limits.planner,

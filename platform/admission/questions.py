@@ -11,6 +11,7 @@ from ...jobs.spec import JobSpec
 from ...schedulers.hardware import HardwareProfile, hardware
 from ...schedulers.simulator import simulate
 from ..planning import Limits, make_plan
+from .company import plan_for_company
 from .drift import plan_for_drift
 from .measuring import Measuring
 from .together import plan_beside
@@ -57,4 +58,5 @@ QUESTIONS: dict[str, Callable[[Mapping[str, Any], Measuring], dict[str, Any]]] =
     "timeline": predicted_timeline,
     "together": plan_beside,
     "drift": plan_for_drift,
+    "company": plan_for_company,
 }

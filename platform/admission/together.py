@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from ...schedulers.hardware import HardwareProfile
 from ...schedulers.options import Planned
 from ...schedulers.placement import Gpu, NodeState, Option
 from ...schedulers.planner import Plan
-from ...schedulers.together import plan_together
+from ...schedulers.together import Neighbour, plan_together
 from .measuring import Measuring
 from .plan_job import JobPlans
 from .values import AdmissionOrder, Way
@@ -53,19 +53,24 @@ def plan_beside(asked: Mapping[str, Any], measuring: Measuring) -> dict[str, Any
     run. The answer has a `Way` for each starting job in ``ways``, and in ``tokens_per_s`` what it reaches beside the
     others; neither has anything where plans made together do not fit, so that those made alone have to do.
     """
-    profile, node = HardwareProfile.model_validate(asked["profile"]), _node(asked["node"])
+    profile, node = HardwareProfile.model_validate(asked["profile"]), node_of(asked["node"])
     starting = [_starting(job, node, measuring) for job in asked["starting"]]
     joint = plan_together(
         [job.on for job in starting],
         [profile] * len(starting),
         node,
         [job["root"] for job in asked["starting"]],
-        [(Option(**job["option"]), job["root"]) for job in asked["beside"]],
+        neighbours_of(asked["beside"]),
     )
     if not joint.feasible:
         return {"ways": [], "tokens_per_s": []}
     ways = [job.way(node.kind, profile, planned) for job, planned in zip(starting, joint.planned, strict=True)]
     return {"ways": [way.model_dump(mode="json") for way in ways], "tokens_per_s": list(joint.tokens_per_s)}
+
+
+def neighbours_of(beside: Sequence[Mapping[str, Any]]) -> list[Neighbour]:
+    """Jobs that run on the node, from JSON values."""
+    return [(Option(**job["option"]), job["root"]) for job in beside]
 
 
 def _starting(job: Mapping[str, Any], node: NodeState, measuring: Measuring) -> _Starting:
@@ -78,6 +83,7 @@ def _starting(job: Mapping[str, Any], node: NodeState, measuring: Measuring) -> 
     return _Starting(plans, job["batch"], part if job["host_bytes"] <= part else node.host_bytes)
 
 
-def _node(fields: Mapping[str, Any]) -> NodeState:
+def node_of(fields: Mapping[str, Any]) -> NodeState:
+    """The node from JSON values."""
     state = NodeState(**{**fields, "gpus": ()})
     return replace(state, gpus=tuple(Gpu(**gpu) for gpu in fields["gpus"]))

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from ...jobs.errors import LazytrainError
-from ..admission import Admission, Answer, Question, Way
+from ..admission import Admission, Answer, Beside, Question, Way
 from ..artifacts import JobFiles
 from ..cluster.runs import Look
 from ..store import Job
@@ -27,14 +27,18 @@ def adapt(desk: Desk, job: Job, claim: str, look: Look) -> None:
         drifts.asked.discard(claim)
         _take_up(desk, job, claim, answer)
     traced = _traced_at(desk, job)
-    left_s = (look.total_steps - look.step) * look.step_s
-    if traced is None or traced == drifts.seen.get(claim) or claim in drifts.asked or left_s < _WORTH_S:
+    if traced is None or traced == drifts.seen.get(claim) or claim in drifts.asked or ends_soon(look):
         return
     drifts.seen[claim] = traced
-    values = _values(desk, job, claim)
+    values = values_of(desk, job, claim)
     if values is not None:
         drifts.asked.add(claim)
         desk.planner.submit(Question(job=PREFIX + claim, kind="drift", values=values, priority=0))
+
+
+def ends_soon(look: Look) -> bool:
+    """Whether a run is not worth another plan."""
+    return (look.total_steps - look.step) * look.step_s < _WORTH_S
 
 
 def _traced_at(desk: Desk, job: Job) -> float | None:
@@ -46,7 +50,8 @@ def _traced_at(desk: Desk, job: Job) -> float | None:
     return at if at > (job.started_at or desk.clock()) else None
 
 
-def _values(desk: Desk, job: Job, claim: str) -> dict[str, Any] | None:
+def values_of(desk: Desk, job: Job, claim: str) -> dict[str, Any] | None:
+    """What planning has to know of a run; None for one whose plan or node is not known."""
     node = {node.name: node for node in desk.store.nodes.list()}.get(job.node or "")
     plan = desk.plans([job]).get(job.id)
     way = plan.way(node.kind, claim) if plan is not None and node is not None else None
@@ -66,21 +71,26 @@ def _take_up(desk: Desk, job: Job, claim: str, answer: Answer | LazytrainError) 
     if isinstance(answer, LazytrainError):
         log.warning("job %s is not planned for what it measured: %s", job.id, answer)
         return
-    policy, words = answer.values["policy"], answer.values["words"]
+    values = answer.values
+    policy, words = values["policy"], values["words"]
     if words:
         log.info("job %s: %s", job.id, words)
     if policy is None or plan is None:
         return
     kind = next(node.kind for node in desk.store.nodes.list() if node.name == job.node)
-    desk.write_plan(job, _with_policy(plan, kind, claim, policy, answer.values["tokens_per_s"]))
+    asks = values.get("option", {"tokens_per_s": values["tokens_per_s"]})
+    desk.write_plan(job, _with_policy(plan, kind, claim, policy, asks, for_company="option" in values))
     desk.runner.switch(claim, JobFiles(job.run_dir).path, policy)
     desk.tell(job, "replanned", f"trains on {job.node} by a new plan; {words}")
 
 
-def _with_policy(plan: Admission, kind: str, claim: str, policy: dict[str, Any], tokens_per_s: float) -> Admission:
+def _with_policy(
+    plan: Admission, kind: str, claim: str, policy: dict[str, Any], asks: dict[str, Any], *, for_company: bool
+) -> Admission:
+    """The plan with this policy and what it asks of the node; one for the company that the run has is for that run."""
     way = plan.way(kind, claim)
     assert way is not None, "the run goes by it"
-    changed = Way(option={**way.option, "tokens_per_s": tokens_per_s}, policy=policy, device=way.device)
-    if plan.beside is not None and plan.beside.claim == claim:
-        return plan.model_copy(update={"beside": plan.beside.model_copy(update={"way": changed})})
+    changed = Way(option={**way.option, **asks}, policy=policy, device=way.device)
+    if for_company or (plan.beside is not None and plan.beside.claim == claim):
+        return plan.model_copy(update={"beside": Beside(claim=claim, way=changed)})
     return plan.model_copy(update={"ways": {**plan.ways, kind: changed}})

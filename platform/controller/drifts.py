@@ -1,4 +1,4 @@
-"""What planning was asked about runs that measured another machine than planned, and what it answered."""
+"""What planning was asked about runs that measured another machine, or have other neighbours, than planned."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ class Drifts:
     seen: dict[str, float] = field(default_factory=dict)
     """By claim, when the step was traced that was asked about last."""
     asked: set[str] = field(default_factory=set)
-    """Claims about which planning has not answered yet."""
+    """Claims about which planning has not answered yet: one question at a time for each."""
     answers: dict[str, Answer | LazytrainError] = field(default_factory=dict)
+    company: dict[str, frozenset[str]] = field(default_factory=dict)
+    """By claim, the jobs beside which it was planned last."""
 
     def take(self, found: dict[str, Found]) -> None:
         """Keep the answers that somebody waits for."""
@@ -34,4 +36,5 @@ class Drifts:
         """Forget all other claims."""
         self.seen = {claim: at for claim, at in self.seen.items() if claim in claims}
         self.answers = {claim: answer for claim, answer in self.answers.items() if claim in claims}
+        self.company = {claim: jobs for claim, jobs in self.company.items() if claim in claims}
         self.asked &= set(claims)

@@ -16,6 +16,7 @@ from ..admission import Admission, Beside
 from ..artifacts import JobFiles
 from ..cluster.runs import Outcome, RunOrder
 from ..store import Job, Node
+from .company import look_at_company
 from .desk import ACTIVE, AT_ONCE_S, MOVING, PREEMPTED, SPILLING, Desk
 from .endings import fail
 from .failures import Failure
@@ -37,6 +38,7 @@ def place(desk: Desk) -> None:
         return
     asked = question(desk, table)
     tell_neighbours(desk, asked, table)
+    look_at_company(desk, asked, table)
     seen = fingerprint(asked)
     if seen == desk.notes.settled and desk.clock() - desk.notes.settled_at < _AGAIN_S:
         return

@@ -112,19 +112,20 @@ def _values(desk: Desk, node: str, here: Sequence[Start], asked: Question, table
     roots = {gpu.id: gpu.pcie_root for gpu in state.gpus}
     return {
         "profile": dict(table.nodes[node].profile),
-        "node": _finite(asdict(state)),
+        "node": finite_node(state),
         "starting": [_starting(table.waiting[start.job], start, roots, table) for start in here],
-        "beside": [
-            {"option": {**asdict(job.option), "work_tokens": 0.0}, "root": roots[job.gpu]}
-            for job in asked.running
-            if job.node == node and job.gpu is not None
-        ],
+        "beside": beside_each([job for job in asked.running if job.node == node and job.gpu is not None], roots),
     }
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+def beside_each(running: Sequence[RunningJob], roots: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Jobs that have a GPU of a node, with its PCIe root, for planning beside them."""
+    return [{"option": {**asdict(job.option), "work_tokens": 0.0}, "root": roots[job.gpu or ""]} for job in running]
+
+
+def finite_node(state: NodeState) -> dict[str, Any]:
     """Without the links of which nobody knows where they end: JSON has no infinity, and `NodeState` means it."""
-    return {name: value for name, value in values.items() if value != math.inf}
+    return {name: value for name, value in asdict(state).items() if value != math.inf}
 
 
 def _starting(job: Job, start: Start, roots: Mapping[str, str], table: Table) -> dict[str, Any]:

@@ -73,13 +73,15 @@ class Case(NamedTuple):
     length: int
     load_over_forward: float
     """Seconds of a layer's load over those of its forward."""
+    most: int
+    """Rows up to which batches are tried."""
     products_that_fit: float
     """Share of all layers' products for which the device has room beside a step that keeps every boundary."""
 
 
 CASES = {
-    "3090": Case("RTX3090", 224, 6, 52, 0.37, 0.878),
-    "h800": Case("H800", 96, 23, 26, 0.94, 0.791),
+    "3090": Case("RTX3090", 224, 6, 52, 0.37, 24, 0.878),
+    "h800": Case("H800", 96, 23, 26, 0.94, 40, 0.791),
 }
 
 
@@ -172,7 +174,7 @@ def final(bench: Bench, batches: set[int], turns: int) -> dict[int, float]:
     found: dict[int, list[float]] = {batch: [] for batch in batches}
     for _ in range(turns):
         for batch in found:
-            found[batch].append(probed(bench, batch, bench.probe_s))
+            found[batch].append(probed(bench, batch, bench.probe_s / 2))
     return {batch: statistics.median(rates) for batch, rates in found.items()}
 
 
@@ -249,12 +251,12 @@ def judge(bench: Bench, name: str, turns: int, *, tune: bool) -> dict[str, Any]:
 
 def run(names: list[str], *, quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    layers, turns, exhaustive_s, probe_s = (4, 1, 0.1, 0.3) if quick else (6, 4, 0.5, 2.0)
+    layers, turns, exhaustive_s, probe_s = (4, 1, 0.1, 0.3) if quick else (6, 3, 0.3, 2.0)
     with tempfile.TemporaryDirectory() as folder:
         ray = None if quick else LocalRay(Settings(home=Path(folder), ray_auth="disabled"), kind="bench")
         for name in names:
             case = CASES[name]
-            high = min(12, 3 * case.rows) if quick else 4 * case.rows
+            high = min(12, case.most) if quick else case.most
             place = Path(folder) / name
             place.mkdir()
             bench = Bench(case, layers, high, place, exhaustive_s, probe_s)
