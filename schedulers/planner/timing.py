@@ -432,7 +432,7 @@ class Timing:
     def _forward_stalls(self) -> list[Term]:
         longest = max(self._forward(layer) for layer in self.facts.layers) + self._overhead
         layers = range(max(0, self.layers - self.staging))
-        return self._stalls(layers, self.profile.d2h_bytes_s, self.staging * longest)
+        return self._stalls(layers, self.profile.d2h_bytes_s, (self.staging - 1) * longest)
 
     def _backward_stalls(self) -> list[Term]:
         forwards = 1 + self.profile.backward_forwards
