@@ -96,7 +96,7 @@ def within(problem: Problem, family: Family) -> Problem:
     return replace(problem, budgets=budgets, longest_block=problem.longest_block if family.blocks[1] else 1)
 
 
-def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int) -> Bound:
+def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int, whole: bool = False, nodes: int = NODES) -> Bound:
     """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest."""
     model = mathopt.Model(name="lazytrain-bound")
     seen = replace(
@@ -106,11 +106,11 @@ def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float,
         accumulation=min(MOST_SEEN, accumulation),
         parked_bytes=_parked_bytes(problem),
     )
-    choices = Choices(model, seen, whole=False)
+    choices = Choices(model, seen, whole=whole)
     timing = LooseTiming(choices, family, accumulation)
     _demand(model, choices, family)
     model.minimize(timing.step)
-    result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
+    result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, nodes)
     if status_of(result) == "INFEASIBLE":
         return Bound(family, problem.horizon_s)
     least_s = max(parking_seconds(problem), accumulation * compute_seconds(problem))
@@ -152,6 +152,7 @@ def parking_seconds(problem: Problem) -> float:
 
 
 def _counts(choices: Choices, values: dict[Any, float], family: Family) -> Counts:
+    if choices.whole: return None
     totals = {group: round(values[variable]) for group, variable in choices.totals.items()}
     return Counts(
         blocks={
@@ -160,4 +161,5 @@ def _counts(choices: Choices, values: dict[Any, float], family: Family) -> Count
         nvme=totals.get(("nvme",), 0),
         kept={group[1:]: number for group, number in totals.items() if group[0] == "kept" and number},
         resident=math.ceil(values[choices.residents] - 0.5) if family.residents[1] else 0,
+        parked_bytes=round(values[choices.spared] * choices.unit) if choices.problem.parked_bytes else 0,
     )

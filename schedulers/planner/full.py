@@ -26,6 +26,7 @@ from ..hardware import Budgets
 from ..simulator import simulate, step_seconds
 from .bound import Bound, Certificate, bound_of, families_of, parts_of, within
 from .choices import Problem, Shape
+from .counts import Counts
 from .exact import Exact, solve_exact
 from .loose import Family
 from .parking import fewest_parked, park_last
@@ -47,7 +48,7 @@ FAMILIES: Final = 24
 """Most families that are bounded."""
 PROGRAMS: Final = 6
 """Most exact programs that are solved."""
-NODES: Final = 1500
+NODES: Final = 700
 """Nodes of the solver's search tree times layers, after which the first exact programs are left; later ones sooner."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
@@ -55,6 +56,9 @@ MOST_MICRO_BATCHES: Final = 2
 """Micro-batches whose timing the exact program sees."""
 BETTER: Final = 1e-9
 """Share of the step time by which a policy must be faster to be taken."""
+
+Key = tuple[Shape, int, bool]
+"""An exact program: its shape, the longest block, and whether boundaries may be on NVMe."""
 
 
 @dataclass
@@ -65,7 +69,7 @@ class Search:
     certificate: Certificate = field(default_factory=Certificate)
     policy: Policy | None = None
     step_s: float = float("inf")
-    programs: dict[tuple[Shape, int, bool], Exact] = field(default_factory=dict)
+    programs: dict[Key, Exact] = field(default_factory=dict)
     out_of_time: bool = False
 
     @property
@@ -112,15 +116,17 @@ class Search:
         bound = self._bound(family)
         self.certificate.add(bound)
         for weights, staging in LIKELY:
-            if not self.proven and self._goes_on():
-                self._solve(replace(bound, family=replace(family, weights=(weights,) * 2, staging=(staging,) * 2)))
+            shape = replace(bound, family=replace(family, weights=(weights,) * 2, staging=(staging,) * 2))
+            for one in dict.fromkeys((self._key(shape, parked=self._parked(None)), self._key(shape))):
+                if not self.proven and self._goes_on():
+                    self._solve(shape, one)
 
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
         family = least.family
         if _is_shape(family):
             known = self.programs.get(self._key(least))
-            exact = known or self._solve(least)
+            exact = known or self._solve(least, self._key(least))
             better = exact.bound_s if not family.residents[1] and self._covers(least) else 0.0
             if known is None or better > least.bound_s:
                 self.certificate.add(replace(least, bound_s=max(least.bound_s, better)))
@@ -166,11 +172,11 @@ class Search:
 
     # ---- the exact program
 
-    def _solve(self, least: Bound) -> Exact:
+    def _solve(self, least: Bound, key: Key) -> Exact:
         """The fastest policy of a family's shape; resident layers or memory are taken from it until it fits."""
         question, layers = self.question, len(self.question.facts.layers)
         accumulation = min(question.accumulation, MOST_MICRO_BATCHES)
-        shape, longest, nvme = self._key(least)
+        shape, longest, nvme = key
         problem = within(replace(self._problem(), shape=shape, accumulation=accumulation), least.family)
         budgets = problem.budgets if nvme else problem.budgets.model_copy(update={"nvme_bytes": 0})
         problem = replace(problem, budgets=budgets, longest_block=longest, horizon_s=self._modelled_s(accumulation))
@@ -194,20 +200,27 @@ class Search:
         assert first is not None
         if accumulation < question.accumulation:
             first = replace(first, bound_s=0.0)  # of another step
-        self.programs[self._key(least)] = first
+        self.programs[key] = first
         return first
 
-    def _key(self, least: Bound) -> tuple[Shape, int, bool]:
-        """The exact program of a family: its shape, the longest block, and whether boundaries may be on NVMe."""
+    def _key(self, least: Bound, *, parked: int | None = None) -> Key:
+        """The exact program of a family."""
         family, counts, facts = least.family, least.counts, self.question.facts
         number = counts.resident if counts else family.residents[0]
         number = max(family.residents[0], min(family.residents[1], number))
         resident = frozenset(_spread(len(facts.layers), number))
-        parked = sum(layer.optimizer_home == "nvme" for layer in self.best.layers)
+        parked = self._parked(counts) if parked is None else parked
         shape = Shape(family.weights[0], family.staging[0], resident, parked)
         if counts is None or len(facts.layers) <= WHOLE_LAYERS:
             return shape, self.question.longest_block if family.blocks[1] else 1, bool(family.nvme[1])
         return shape, counts.longest_block if family.blocks[1] else 1, bool(family.nvme[1] and counts.nvme)
+
+    def _parked(self, counts: Counts | None) -> int:
+        """Layers with optimizer state on NVMe: as many as the bound wants room for, or else as the best policy has."""
+        if counts is None:
+            return sum(layer.optimizer_home == "nvme" for layer in self.best.layers)
+        plain = self.best.parked()
+        return fewest_parked(plain, self.question.facts, counts.parked_bytes) or 0
 
     def _covers(self, least: Bound) -> bool:
         """Whether the exact program leaves out nobody of the family."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ortools.math_opt.python import mathopt
 
+from ..costs import LINK_RATES
 from .choices import Choices, Shape, Term
 from .ring import Ring
 from .timing import Micro, Timing
@@ -55,6 +56,24 @@ class LooseTiming(Timing):
         self.stays: list[Term] = []
         self.most_slots = family.weights[1] + family.residents[1]
         super().__init__(choices, Shape(self.most_slots, family.staging[1], parked=choices.problem.shape.parked))
+        self._add_parking()
+
+    def _add_parking(self) -> None:
+        """What optimizer state on NVMe gives back to the host is read and written in every step."""
+        for stream in ("nvme_read", "nvme_write") if self.problem.parked_bytes else ():
+            moved = mathopt.fast_sum([*self.lasting[stream], self._parked_seconds(stream)])
+            self.model.add_linear_constraint(self.step >= moved)
+
+    def _parked_seconds(self, stream: str) -> Term:
+        rate: float = getattr(self.profile, LINK_RATES[stream])
+        return self.choices.unit * self._per_byte(rate) * self.choices.parked
+
+    def _add_forward(self, micro: Micro) -> None:
+        """The last layer whose state was read from NVMe has its forward after all of those reads."""
+        super()._add_forward(micro)
+        if self.problem.parked_bytes and not micro.number:
+            least = min(self._forward(layer) for layer in self.facts.layers)
+            self.model.add_linear_constraint(micro.forwards[-1] >= self._parked_seconds("nvme_read") + least)
 
     def _add_micro_batch(self, micro: Micro) -> None:
         if not micro.number or self.between <= 0:

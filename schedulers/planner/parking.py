@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Parked, Policy
-from ...jobs.policy.parked import RING
+from ...jobs.optimizer_bytes import OptimizerOptions
+from ...jobs.policy.parked import RING, parked_state_bytes
 from ..costs import gradient_bytes, state_bytes
 
 
@@ -29,6 +30,15 @@ def ring_bytes(policy: Policy, facts: ModelFacts) -> int:
     parked, gradients = Parked.of(policy, facts), gradient_bytes(facts, policy.accumulation)
     rings = (list(parked.state.values()), [gradients[unit] for unit in parked.gradients])
     return sum(min(RING, len(sizes)) * max(sizes, default=0) for sizes in rings)
+
+
+def least_ring_bytes(facts: ModelFacts, optimizer: OptimizerOptions) -> int:
+    """Parked bytes that only make up for the buffers, whatever is parked: `RING` layers fill them."""
+    gradients, first = gradient_bytes(facts), len(facts.before)
+    sizes = (
+        parked_state_bytes(facts.layers[i], facts, optimizer) + gradients[first + i] for i in parkable(facts)
+    )
+    return RING * min(sizes, default=0)
 
 
 def spared_bytes(policy: Policy, facts: ModelFacts, number: int) -> int:
