@@ -20,7 +20,7 @@ from .choices import Choices, Problem
 from .counts import Counts
 from .loose import MOST_SEEN, Family, LooseTiming
 from .parking import parkable
-from .solver import run_solver, status_of
+from .solver import run_solver, status_of, work_of
 
 WEIGHT_SLOTS: Final = (2, 4)
 STAGING_SLOTS: Final = (1, 3)
@@ -39,6 +39,8 @@ class Bound:
     bound_s: float
     """No policy of the family is faster; the problem's horizon if none is as fast as that."""
     counts: Counts | None = None
+    work: int = 0
+    """As in `solver.work_of`."""
 
 
 @dataclass
@@ -96,7 +98,7 @@ def within(problem: Problem, family: Family) -> Problem:
     return replace(problem, budgets=budgets, longest_block=problem.longest_block if family.blocks[1] else 1)
 
 
-def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int, whole: bool = False, nodes: int = NODES) -> Bound:
+def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int) -> Bound:
     """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest."""
     model = mathopt.Model(name="lazytrain-bound")
     seen = replace(
@@ -106,17 +108,17 @@ def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float,
         accumulation=min(MOST_SEEN, accumulation),
         parked_bytes=_parked_bytes(problem),
     )
-    choices = Choices(model, seen, whole=whole)
+    choices = Choices(model, seen, whole=False)
     timing = LooseTiming(choices, family, accumulation)
     _demand(model, choices, family)
     model.minimize(timing.step)
-    result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, nodes)
+    result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
     if status_of(result) == "INFEASIBLE":
-        return Bound(family, problem.horizon_s)
+        return Bound(family, problem.horizon_s, work=work_of(result))
     least_s = max(parking_seconds(problem), accumulation * compute_seconds(problem))
     bound_s = max(result.dual_bound() * problem.horizon_s, least_s)
     counts = _counts(choices, result.variable_values(), family) if result.has_primal_feasible_solution() else None
-    return Bound(family, bound_s, counts)
+    return Bound(family, bound_s, counts, work_of(result))
 
 
 def _demand(model: Any, choices: Choices, family: Family) -> None:
@@ -152,7 +154,6 @@ def parking_seconds(problem: Problem) -> float:
 
 
 def _counts(choices: Choices, values: dict[Any, float], family: Family) -> Counts:
-    if choices.whole: return None
     totals = {group: round(values[variable]) for group, variable in choices.totals.items()}
     return Counts(
         blocks={

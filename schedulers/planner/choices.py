@@ -237,6 +237,9 @@ class Choices:
         head, last = facts.head, len(self.layers) - 1
         fixed = 3 * self.sizes[-1] + head.backward_workspace_bytes + head.weight_bytes + head.gradient_bytes
         self._bound(fixed, held[-1], self._coming(last + 1))
+        for unit in facts.after:
+            fixed = 3 * self.sizes[-1] + unit.backward_workspace_bytes + unit.weight_bytes + unit.gradient_bytes
+            self._bound(fixed + head.gradient_bytes, held[-1], self._coming(last + 1))
 
     def _bound(self, fixed: float, held: Term, other: Term) -> None:
         self.model.add_linear_constraint(held + other * (1 / self.unit) <= (self.room - fixed) / self.unit)

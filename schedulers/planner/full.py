@@ -48,7 +48,9 @@ FAMILIES: Final = 24
 """Most families that are bounded."""
 PROGRAMS: Final = 6
 """Most exact programs that are solved."""
-NODES: Final = 700
+WORK: Final = 30_000
+"""The solver's work (`solver.work_of`) after which nothing more is begun."""
+NODES: Final = 2000
 """Nodes of the solver's search tree times layers, after which the first exact programs are left; later ones sooner."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
@@ -70,6 +72,7 @@ class Search:
     policy: Policy | None = None
     step_s: float = float("inf")
     programs: dict[Key, Exact] = field(default_factory=dict)
+    work: int = 0
     out_of_time: bool = False
 
     @property
@@ -144,7 +147,7 @@ class Search:
         self.out_of_time = self.question.seconds_left() <= 0
         share = 1 if self.question.accumulation <= MOST_MICRO_BATCHES else 2
         work_left = self.certificate.solved < FAMILIES // share and len(self.programs) < PROGRAMS // share
-        return not self.out_of_time and work_left
+        return not self.out_of_time and work_left and self.work < WORK
 
     def _problem(self) -> Problem:
         question = self.question
@@ -162,13 +165,15 @@ class Search:
     def _bound(self, family: Family, *, share: float = 0.0) -> Bound:
         """The family's bound, or that nobody in it is faster than the best by more than a share."""
         question, problem = self.question, replace(self._problem(), horizon_s=self.step_s * (1 - share))
-        return bound_of(
+        bound = bound_of(
             problem,
             family,
             backend=question.backend,
             deadline=question.deadline,
             accumulation=question.accumulation,
         )
+        self.work += bound.work
+        return bound
 
     # ---- the exact program
 
@@ -190,6 +195,7 @@ class Search:
                 nodes=max(1, NODES // layers // max(1, len(self.programs))),
                 enough_s=least.bound_s / (1 - ENOUGH) if accumulation == question.accumulation else 0.0,
             )
+            self.work += exact.work
             first = first or exact
             if exact.policy is None:
                 break
