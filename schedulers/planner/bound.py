@@ -27,8 +27,10 @@ STAGING_SLOTS: Final = (1, 3)
 """Fewest and most of each that a plan uses."""
 GAP: Final = 0.002
 """Where the solver may stop, as a share of the step time."""
-NODES: Final = 60
+NODES: Final = 12
 """Nodes of the search tree after which the solver stops; its bound holds all the same."""
+WHOLE_NODES: Final = 1
+"""The same where layers do not choose in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Bound:
     counts: Counts | None = None
     work: int = 0
     """As in `solver.work_of`."""
+    whole: bool = False
+    """Whether layers had to choose one thing, and not in parts."""
 
 
 @dataclass
@@ -83,8 +87,11 @@ def families_of(problem: Problem) -> Iterator[Family]:
 
 
 def parts_of(family: Family) -> list[Family]:
-    """Two halves of the first range that is one; nothing for a single shape."""
-    for name in ("weights", "staging", "residents"):
+    """A part for each number of weight slots, or else two halves of the next range that is one; none of a shape."""
+    few, many = family.weights
+    if few < many:
+        return [replace(family, weights=(slots, slots)) for slots in range(few, many + 1)]
+    for name in ("staging", "residents"):
         low, high = getattr(family, name)
         if low < high:
             middle = (low + high) // 2
@@ -98,8 +105,13 @@ def within(problem: Problem, family: Family) -> Problem:
     return replace(problem, budgets=budgets, longest_block=problem.longest_block if family.blocks[1] else 1)
 
 
-def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int) -> Bound:
-    """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest."""
+def bound_of(
+    problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int, whole: bool = False
+) -> Bound:
+    """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest.
+
+    With ``whole`` layers do not choose in parts, which takes longer and says more; then there are no counts.
+    """
     model = mathopt.Model(name="lazytrain-bound")
     seen = replace(
         within(problem, family),
@@ -108,27 +120,27 @@ def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float,
         accumulation=min(MOST_SEEN, accumulation),
         parked_bytes=_parked_bytes(problem),
     )
-    choices = Choices(model, seen, whole=False)
+    choices = Choices(model, seen, whole=whole)
     timing = LooseTiming(choices, family, accumulation)
     _demand(model, choices, family)
     model.minimize(timing.step)
-    result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
+    seconds, nodes = max(0.05, deadline - time.monotonic()), WHOLE_NODES if whole else NODES
+    result = run_solver(model, backend, seconds, GAP, nodes)
     if status_of(result) == "INFEASIBLE":
-        return Bound(family, problem.horizon_s, work=work_of(result))
+        return Bound(family, problem.horizon_s, work=work_of(result, model), whole=whole)
     least_s = max(parking_seconds(problem), accumulation * compute_seconds(problem))
     bound_s = max(result.dual_bound() * problem.horizon_s, least_s)
-    counts = _counts(choices, result.variable_values(), family) if result.has_primal_feasible_solution() else None
-    return Bound(family, bound_s, counts, work_of(result))
+    found = result.has_primal_feasible_solution() and not whole
+    counts = _counts(choices, result.variable_values(), family) if found else None
+    return Bound(family, bound_s, counts, work_of(result, model), whole)
 
 
 def _demand(model: Any, choices: Choices, family: Family) -> None:
     """What every member of the family has at least one of."""
     if family.blocks[0]:
-        long = [total for group, total in choices.totals.items() if group[0] == "block" and group[1] > 1]
-        model.add_linear_constraint(mathopt.fast_sum(long) >= 1)
+        model.add_linear_constraint(choices.number(lambda group: group[0] == "block" and group[1] > 1) >= 1)
     if family.nvme[0]:
-        on_nvme = [total for group, total in choices.totals.items() if group == ("nvme",)]
-        model.add_linear_constraint(mathopt.fast_sum(on_nvme) >= 1)
+        model.add_linear_constraint(choices.number(lambda group: group == ("nvme",)) >= 1)
 
 
 def _parked_bytes(problem: Problem) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -103,12 +104,14 @@ class Choices:
     # ---- variables
 
     def _choice(self, *groups: Group) -> Any:
-        if self.whole:
-            return self.model.add_binary_variable()
-        variable = self.model.add_variable(lb=0.0, ub=1.0)
+        variable = self.model.add_binary_variable() if self.whole else self.model.add_variable(lb=0.0, ub=1.0)
         for group in groups:
             self.parts[group].append(variable)
         return variable
+
+    def number(self, wanted: Callable[[Group], bool]) -> Term:
+        """How many choices of the groups that are wanted are made."""
+        return mathopt.fast_sum(v for group, variables in self.parts.items() if wanted(group) for v in variables)
 
     def _add_totals(self) -> None:
         """Equal layers are interchangeable, so to branch on how many of them do something is to branch on it all."""

@@ -44,7 +44,7 @@ def solve_exact(
     timing = Timing(choices)
     model.minimize(timing.step)
     result = run_solver(model, backend, seconds, gap, nodes, enough_s / problem.horizon_s, quick=True)
-    status, work = status_of(result), work_of(result)
+    status, work = status_of(result), work_of(result, model)
     if status == "INFEASIBLE":
         return Exact(status, bound_s=problem.horizon_s, work=work)
     bound_s = max(0.0, result.dual_bound()) * problem.horizon_s

@@ -48,10 +48,10 @@ FAMILIES: Final = 24
 """Most families that are bounded."""
 PROGRAMS: Final = 6
 """Most exact programs that are solved."""
-WORK: Final = 30_000
+WORK: Final = 25_000
 """The solver's work (`solver.work_of`) after which nothing more is begun."""
-NODES: Final = 2000
-"""Nodes of the solver's search tree times layers, after which the first exact programs are left; later ones sooner."""
+NODES: Final = 1500
+"""Nodes of the solver's search tree times layers, after which the first exact program is left; later ones sooner."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
 MOST_MICRO_BATCHES: Final = 2
@@ -127,6 +127,11 @@ class Search:
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
         family = least.family
+        if family.residents[1] and not (least.whole or family.nvme[1] or family.blocks[1]):
+            tighter = self._bound(family, share=SPARE * PROOF, whole=True)
+            bound_s = max(least.bound_s, tighter.bound_s)
+            self.certificate.add(replace(least, bound_s=bound_s, whole=True))
+            return True
         if _is_shape(family):
             known = self.programs.get(self._key(least))
             exact = known or self._solve(least, self._key(least))
@@ -136,11 +141,22 @@ class Search:
                 return True
         parts = parts_of(family)
         for part in parts:
-            bound = self._bound(part, share=SPARE * PROOF)
-            self.certificate.add(replace(bound, bound_s=max(bound.bound_s, least.bound_s)))
+            bound = self._proven_of(part) or self._bound(part, share=SPARE * PROOF)
+            self.certificate.add(replace(bound, bound_s=max(bound.bound_s, least.bound_s), whole=least.whole))
         if not parts:
             self.certificate.add(least)
         return bool(parts)
+
+    def _proven_of(self, family: Family) -> Bound | None:
+        """The bound of a family that is one shape, from its exact program if that was solved."""
+        exact = self.programs.get((Shape(family.weights[0], family.staging[0]), 1, False))
+        plain = _is_shape(family) and not (family.residents[1] or family.nvme[1] or family.blocks[1])
+        return Bound(family, exact.bound_s) if exact is not None and plain and self._parks_nothing else None
+
+    @property
+    def _parks_nothing(self) -> bool:
+        """Whether no policy can have optimizer state on NVMe."""
+        return not self.question.budgets.nvme_bytes
 
     def _goes_on(self) -> bool:
         """Whether there is work left that may be done: less where exact programs see too little to prove anything."""
@@ -162,7 +178,7 @@ class Search:
             optimizer=question.optimizer,
         )
 
-    def _bound(self, family: Family, *, share: float = 0.0) -> Bound:
+    def _bound(self, family: Family, *, share: float = 0.0, whole: bool = False) -> Bound:
         """The family's bound, or that nobody in it is faster than the best by more than a share."""
         question, problem = self.question, replace(self._problem(), horizon_s=self.step_s * (1 - share))
         bound = bound_of(
@@ -171,6 +187,7 @@ class Search:
             backend=question.backend,
             deadline=question.deadline,
             accumulation=question.accumulation,
+            whole=whole,
         )
         self.work += bound.work
         return bound
@@ -192,7 +209,7 @@ class Search:
                 backend=question.backend,
                 seconds=question.seconds_left(),
                 gap=ENOUGH,
-                nodes=max(1, NODES // layers // max(1, len(self.programs))),
+                nodes=self._nodes(layers),
                 enough_s=least.bound_s / (1 - ENOUGH) if accumulation == question.accumulation else 0.0,
             )
             self.work += exact.work
@@ -208,6 +225,11 @@ class Search:
             first = replace(first, bound_s=0.0)  # of another step
         self.programs[key] = first
         return first
+
+    def _nodes(self, layers: int) -> int:
+        """How much of the search tree the next exact program may see."""
+        left = max(0.0, 1 - self.work / WORK)
+        return max(1, int(NODES / layers / max(1, len(self.programs)) * left))
 
     def _key(self, least: Bound, *, parked: int | None = None) -> Key:
         """The exact program of a family."""
@@ -230,9 +252,9 @@ class Search:
 
     def _covers(self, least: Bound) -> bool:
         """Whether the exact program leaves out nobody of the family."""
-        shape, longest, nvme = self._key(least)
+        _, longest, _ = self._key(least)
         blocks = not least.family.blocks[1] or longest >= self.question.longest_block
-        return blocks and nvme == bool(least.family.nvme[1]) and not shape.parked
+        return blocks and self._parks_nothing
 
     def _modelled_s(self, accumulation: int) -> float:
         """The best policy's step time with as many micro-batches as the exact program sees."""

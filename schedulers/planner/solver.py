@@ -20,7 +20,7 @@ Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "NO_SOLUTION"]
 BACKENDS: Final = {"highs": mathopt.SolverType.HIGHS, "gscip": mathopt.SolverType.GSCIP}
 GAP: Final = 1e-9
 MODEL_WORK: Final = 300
-"""What making and presolving a model costs, in iterations."""
+"""What making and presolving a model costs, in iterations on a thousand rows."""
 STDOUT: Final = 1
 _ALONE = threading.RLock()
 
@@ -38,7 +38,8 @@ def run_solver(
     """Solve a MathOpt model, until ``seconds`` or ``nodes`` of the search tree are spent.
 
     HiGHS also stops at a solution whose objective is not above ``enough``, and does not start over; with ``quick`` it
-    sees more nodes in the same time. On rare problems it fails when asked so, and then is not. Raises InputError for an unknown backend, LazytrainError where it fails again.
+    sees more nodes in the same time. On rare problems it fails when asked so, and then is not. Raises InputError for an
+    unknown backend, LazytrainError where it fails again.
     """
     if backend not in BACKENDS:
         raise InputError(f"no solver backend is called {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
@@ -88,9 +89,10 @@ def status_of(result: Any) -> Status:
     raise LazytrainError(f"the solver stopped with {reason.name}: {result.termination.detail}")
 
 
-def work_of(result: Any) -> int:
-    """How much the solver did, the same in every run: iterations of the simplex method, and the making of the model."""
-    return MODEL_WORK + int(result.solve_stats.simplex_iterations)
+def work_of(result: Any, model: Any) -> int:
+    """How much the solver did, the same in every run: iterations of the simplex method, which take longer with rows."""
+    size = (1000 + model.get_num_linear_constraints()) / 2000
+    return MODEL_WORK + int(result.solve_stats.simplex_iterations * size)
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from ortools.math_opt.python import mathopt
 
-from ...jobs.model_facts import UnitFacts
+from ...jobs.model_facts import Internals, UnitFacts
 from ..costs import backward_forwards, forward_seconds
-from .choices import KEPT, Choices, Kept, Term
+from .choices import KEPT, Choices, Term
 
 
 def add_forward_stalls(choices: Choices, scale: float, ends: list[Term], staging_slots: int) -> None:
@@ -26,9 +26,7 @@ def add_forward_stalls(choices: Choices, scale: float, ends: list[Term], staging
     choices.model.add_linear_constraint(ends[-1] >= ends[0] + mathopt.fast_sum([*forwards[1:], *stalls]))
 
 
-def add_backward_stalls(
-    choices: Choices, scale: float, ends: list[Term], slots: int, *, with_weights: bool
-) -> None:
+def add_backward_stalls(choices: Choices, scale: float, ends: list[Term], slots: int, *, with_weights: bool) -> None:
     """``ends`` are the ends of the layers' backwards, the last layer first.
 
     A layer's internals, and its weights before them, are sent for when the backward ``slots`` layers above is over. The
@@ -47,9 +45,7 @@ def add_backward_stalls(
         choices.model.add_linear_constraint(ends[-1] >= ends[0] + total)
 
 
-def _stalls(
-    choices: Choices, seen: range, rate: float, hidden: float, *, with_weights: bool = False
-) -> list[Term]:
+def _stalls(choices: Choices, seen: range, rate: float, hidden: float, *, with_weights: bool = False) -> list[Term]:
     """How much longer than ``hidden`` the copies of these layers' internals take, where they are swapped."""
     stalls = []
     for i in seen:
@@ -89,7 +85,7 @@ def _forward_s(choices: Choices, layer: UnitFacts) -> float:
     return forward_seconds(layer, choices.facts, profile) + profile.operation_overhead_s
 
 
-def _backward_s(choices: Choices, layer: UnitFacts, kept: str) -> float:
+def _backward_s(choices: Choices, layer: UnitFacts, kept: Internals) -> float:
     """Seconds of a layer's backward, with the part of its forward that was not kept."""
     profile = choices.problem.profile
     forwards = profile.reforward(kept) + backward_forwards(layer, profile)
