@@ -29,8 +29,6 @@ GAP: Final = 0.002
 """Where the solver may stop, as a share of the step time."""
 NODES: Final = 12
 """Nodes of the search tree after which the solver stops; its bound holds all the same."""
-WHOLE_NODES: Final = 1
-"""The same where layers do not choose in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +41,6 @@ class Bound:
     counts: Counts | None = None
     work: int = 0
     """As in `solver.work_of`."""
-    whole: bool = False
-    """Whether layers had to choose one thing, and not in parts."""
 
 
 @dataclass
@@ -105,13 +101,8 @@ def within(problem: Problem, family: Family) -> Problem:
     return replace(problem, budgets=budgets, longest_block=problem.longest_block if family.blocks[1] else 1)
 
 
-def bound_of(
-    problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int, whole: bool = False
-) -> Bound:
-    """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest.
-
-    With ``whole`` layers do not choose in parts, which takes longer and says more; then there are no counts.
-    """
+def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int) -> Bound:
+    """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest."""
     model = mathopt.Model(name="lazytrain-bound")
     seen = replace(
         within(problem, family),
@@ -120,19 +111,17 @@ def bound_of(
         accumulation=min(MOST_SEEN, accumulation),
         parked_bytes=_parked_bytes(problem),
     )
-    choices = Choices(model, seen, whole=whole)
+    choices = Choices(model, seen, whole=False)
     timing = LooseTiming(choices, family, accumulation)
     _demand(model, choices, family)
     model.minimize(timing.step)
-    seconds, nodes = max(0.05, deadline - time.monotonic()), WHOLE_NODES if whole else NODES
-    result = run_solver(model, backend, seconds, GAP, nodes)
+    result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
     if status_of(result) == "INFEASIBLE":
-        return Bound(family, problem.horizon_s, work=work_of(result, model), whole=whole)
+        return Bound(family, problem.horizon_s, work=work_of(result, model))
     least_s = max(parking_seconds(problem), accumulation * compute_seconds(problem))
     bound_s = max(result.dual_bound() * problem.horizon_s, least_s)
-    found = result.has_primal_feasible_solution() and not whole
-    counts = _counts(choices, result.variable_values(), family) if found else None
-    return Bound(family, bound_s, counts, work_of(result, model), whole)
+    counts = _counts(choices, result.variable_values(), family) if result.has_primal_feasible_solution() else None
+    return Bound(family, bound_s, counts, work_of(result, model))
 
 
 def _demand(model: Any, choices: Choices, family: Family) -> None:

@@ -34,16 +34,17 @@ def solve_exact(
     gap: float = 0.004,
     nodes: int | None = None,
     enough_s: float = 0.0,
+    quick: bool = False,
 ) -> Exact:
     """The fastest policy of the problem's shape, to within ``gap``; or the first that takes no more than ``enough_s``.
 
-    ``nodes`` limits the solver's search tree, ``seconds`` all of it.
+    ``nodes`` limits the solver's search tree, ``seconds`` all of it; ``quick`` is as in `run_solver`.
     """
     model = mathopt.Model(name="lazytrain-full")
     choices = Choices(model, problem)
     timing = Timing(choices)
     model.minimize(timing.step)
-    result = run_solver(model, backend, seconds, gap, nodes, enough_s / problem.horizon_s, quick=True)
+    result = run_solver(model, backend, seconds, gap, nodes, enough_s / problem.horizon_s, quick=quick)
     status, work = status_of(result), work_of(result, model)
     if status == "INFEASIBLE":
         return Exact(status, bound_s=problem.horizon_s, work=work)

@@ -34,7 +34,7 @@ from .search import NoScheduleError, OutOfTimeError, Question, find
 
 PROOF: Final = 0.0099
 """Share of the step time by which no policy is proven to be faster, where the search ends."""
-ENOUGH: Final = 0.008
+ENOUGH: Final = 0.0095
 """Share of its bound, or of its family's, within which a policy ends the solver's work on its shape."""
 SPARE: Final = 0.95
 """Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
@@ -127,11 +127,6 @@ class Search:
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
         family = least.family
-        if family.residents[1] and not (least.whole or family.nvme[1] or family.blocks[1]):
-            tighter = self._bound(family, share=SPARE * PROOF, whole=True)
-            bound_s = max(least.bound_s, tighter.bound_s)
-            self.certificate.add(replace(least, bound_s=bound_s, whole=True))
-            return True
         if _is_shape(family):
             known = self.programs.get(self._key(least))
             exact = known or self._solve(least, self._key(least))
@@ -142,7 +137,7 @@ class Search:
         parts = parts_of(family)
         for part in parts:
             bound = self._proven_of(part) or self._bound(part, share=SPARE * PROOF)
-            self.certificate.add(replace(bound, bound_s=max(bound.bound_s, least.bound_s), whole=least.whole))
+            self.certificate.add(replace(bound, bound_s=max(bound.bound_s, least.bound_s)))
         if not parts:
             self.certificate.add(least)
         return bool(parts)
@@ -178,7 +173,7 @@ class Search:
             optimizer=question.optimizer,
         )
 
-    def _bound(self, family: Family, *, share: float = 0.0, whole: bool = False) -> Bound:
+    def _bound(self, family: Family, *, share: float = 0.0) -> Bound:
         """The family's bound, or that nobody in it is faster than the best by more than a share."""
         question, problem = self.question, replace(self._problem(), horizon_s=self.step_s * (1 - share))
         bound = bound_of(
@@ -187,7 +182,6 @@ class Search:
             backend=question.backend,
             deadline=question.deadline,
             accumulation=question.accumulation,
-            whole=whole,
         )
         self.work += bound.work
         return bound
@@ -210,6 +204,7 @@ class Search:
                 seconds=question.seconds_left(),
                 gap=ENOUGH,
                 nodes=self._nodes(layers),
+                quick=bool(self.programs),
                 enough_s=least.bound_s / (1 - ENOUGH) if accumulation == question.accumulation else 0.0,
             )
             self.work += exact.work
