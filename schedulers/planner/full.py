@@ -146,7 +146,8 @@ class Search:
         """The bound of a family that is one shape, from its exact program if that was solved."""
         exact = self.programs.get((Shape(family.weights[0], family.staging[0]), 1, False))
         plain = _is_shape(family) and not (family.residents[1] or family.nvme[1] or family.blocks[1])
-        return Bound(family, exact.bound_s) if exact is not None and plain and self._parks_nothing else None
+        same = plain and self._parks_nothing and self.question.accumulation <= MOST_MICRO_BATCHES
+        return Bound(family, exact.bound_s) if exact is not None and same else None
 
     @property
     def _parks_nothing(self) -> bool:
