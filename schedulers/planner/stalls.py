@@ -7,11 +7,16 @@ and of what it skips no layer is skipped twice, nor more layers than the copies 
 
 from __future__ import annotations
 
+from typing import Final
+
 from ortools.math_opt.python import mathopt
 
 from ...jobs.model_facts import Internals, UnitFacts
 from ..costs import backward_forwards, forward_seconds
 from .choices import KEPT, Choices, Term
+
+KINDS: Final[tuple[Internals, ...]] = ("none", *KEPT)
+"""What can be kept of a layer."""
 
 
 def add_forward_stalls(choices: Choices, scale: float, ends: list[Term], staging_slots: int) -> None:
@@ -35,7 +40,7 @@ def add_backward_stalls(choices: Choices, scale: float, ends: list[Term], slots:
     layers = choices.facts.layers
     rate, seen = choices.problem.profile.h2d_bytes_s / scale, range(max(0, len(layers) - 1 - slots))
     own = [_backward(choices, i, scale) for i in range(len(layers) - 1)]
-    for kept in ("none", *KEPT):
+    for kept in KINDS:
         between = max(_backward_s(choices, layer, kept) for layer in layers) * scale
         stalls = _stalls(choices, seen, rate, (slots - 1) * between, with_weights=with_weights)
         if not stalls:
