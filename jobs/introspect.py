@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -85,11 +86,45 @@ def _loss_in_chunks(model: PreTrainedModel, structure: Structure) -> bool:
     text = text_batch(model, 2, 4)
     labels = text["input_ids"].clone()
     try:
-        forward_in_chunks(model, model.forward, lambda states, labels: states.sum(), (), text, labels)
+        with _once_each(structure):
+            forward_in_chunks(model, model.forward, lambda states, labels: states.sum(), (), text, labels)
         Logits(model, model.forward, head.out_features)(torch.empty((2, head.in_features), dtype=head.weight.dtype))
     except Exception:  # whatever the model's code raises when there are no tokens: then all logits are made
         return False
     return True
+
+
+@contextmanager
+def _once_each(structure: Structure) -> Iterator[None]:
+    """Of units that are alike only the first runs; the others return tensors of the same shapes."""
+    known: dict[tuple[Any, ...], Any] = {}
+
+    def standing_in(path: str, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        places = Places(module, structure.loose)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            call = unit_call(places, forward, structure.loose, args, kwargs)
+            key = _alike(path, module, call)
+            if key not in known:
+                known[key] = call.forward()
+            return apply(tree_map_only(torch.Tensor, torch.empty_like, known[key]), args, kwargs)
+
+        return run
+
+    for path, module in structure.modules.items():
+        module.forward = standing_in(path, module, module.forward)
+    try:
+        yield
+    finally:
+        for module in structure.modules.values():
+            del module.forward
+
+
+def _alike(name: str, module: nn.Module, call: Call) -> tuple[Any, ...]:
+    """What calls have in common that cost the same and return tensors of the same shapes."""
+    shapes = tuple((n, tuple(p.shape), p.requires_grad) for n, p in module.named_parameters())
+    inputs = tuple((tuple(t.shape), t.dtype) for t in call.tensors())
+    return variety_of(module), shapes, inputs, name if has_containers(call) else ""
 
 
 class _Trace:
@@ -235,9 +270,7 @@ class _Trace:
     _inside = False
 
     def _measured_once(self, name: str, module: nn.Module, call: Call) -> Measured:
-        shapes = tuple((n, tuple(p.shape), p.requires_grad) for n, p in module.named_parameters())
-        inputs = tuple((tuple(t.shape), t.dtype) for t in call.tensors())
-        key = (variety_of(module), shapes, inputs, name if has_containers(call) else "")
+        key = _alike(name, module, call)
         if key not in self._known:
             self._inside = True
             with untracked():

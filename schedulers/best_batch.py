@@ -7,13 +7,13 @@ tokens. Where the balance lies depends on the links, so batches are planned and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ..jobs.errors import DoesNotFit, InputError, OutOfTime
 from ..jobs.model_facts import ModelFacts
 from .hardware import HardwareProfile
-from .planner import Plan, fits, plan
+from .planner import Plan, beside_rules, fits, plan
 
 GRID: Final = 6
 """Batches tried between the smallest and the largest that fits, evenly on a logarithmic scale."""
@@ -74,8 +74,9 @@ def best_batch(
     """The micro-batch in ``low..high`` with the most predicted tokens per second.
 
     ``facts_of`` gives the model's facts at a micro-batch. With ``global_batch`` only its divisors are considered and
-    the rest is accumulation; without, steps are of one micro-batch. ``options`` are those of `plan`. Raises DoesNotFit
-    with the smallest batch's reasons if nothing fits, InputError for an empty range.
+    the rest is accumulation; without, steps are of one micro-batch. ``options`` are those of `plan`; what fixed rules
+    would take is looked at for the best batch alone. Raises DoesNotFit with the smallest batch's reasons if nothing
+    fits, InputError for an empty range.
     """
     batches = _batches(low, high, global_batch)
     known: dict[int, Tried] = {}
@@ -101,7 +102,8 @@ def best_batch(
     tried = tuple(known[batch] for batch in sorted(known))
     fastest = max(t.tokens_per_s for t in tried)
     best = next(t for t in tried if t.tokens_per_s >= fastest * (1 - ALIKE))
-    return BestBatch(best, tried)
+    known[best.micro_batch] = best = _beside_rules(best, facts_of, profile, options)
+    return BestBatch(best, tuple(known[batch] for batch in sorted(known)))
 
 
 def _batches(low: int, high: int, global_batch: int | None) -> list[int]:
@@ -122,10 +124,17 @@ def _plan(
 ) -> Tried:
     accumulation = (global_batch or batch) // batch
     try:
-        answer = plan(facts_of(batch), profile, accumulation=accumulation, **options)
+        answer = plan(facts_of(batch), profile, accumulation=accumulation, baselines=False, **options)
     except OutOfTime:
         answer = Plan(feasible=False)  # at the very edge of what fits: not worth more time
     return Tried(batch, accumulation, answer)
+
+
+def _beside_rules(
+    tried: Tried, facts_of: Callable[[int], ModelFacts], profile: HardwareProfile, options: dict[str, Any]
+) -> Tried:
+    facts, number = facts_of(tried.micro_batch), tried.accumulation
+    return replace(tried, answer=beside_rules(tried.answer, facts, profile, accumulation=number, **options))
 
 
 def _nothing_fits(first: Tried) -> DoesNotFit:

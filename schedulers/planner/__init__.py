@@ -3,7 +3,7 @@
 from .answer import Change, Plan, Reason, Solver
 from .instance import Instance, Link, Price, make_instance, price
 from .paper import Solution, least_bytes, solve
-from .plan import fits, plan
+from .plan import beside_rules, fits, plan
 
 __all__ = [
     "Change",
@@ -14,6 +14,7 @@ __all__ = [
     "Reason",
     "Solution",
     "Solver",
+    "beside_rules",
     "fits",
     "least_bytes",
     "make_instance",

@@ -20,14 +20,14 @@ from .choices import Choices, Problem
 from .counts import Counts
 from .loose import MOST_SEEN, Family, LooseTiming
 from .parking import parkable
-from .solver import run_solver, status_of
+from .solver import run_solver, status_of, work_of
 
 WEIGHT_SLOTS: Final = (2, 4)
 STAGING_SLOTS: Final = (1, 3)
 """Fewest and most of each that a plan uses."""
 GAP: Final = 0.002
 """Where the solver may stop, as a share of the step time."""
-NODES: Final = 60
+NODES: Final = 12
 """Nodes of the search tree after which the solver stops; its bound holds all the same."""
 
 
@@ -39,6 +39,8 @@ class Bound:
     bound_s: float
     """No policy of the family is faster; the problem's horizon if none is as fast as that."""
     counts: Counts | None = None
+    work: int = 0
+    """As in `solver.work_of`."""
 
 
 @dataclass
@@ -81,8 +83,11 @@ def families_of(problem: Problem) -> Iterator[Family]:
 
 
 def parts_of(family: Family) -> list[Family]:
-    """Two halves of the first range that is one; nothing for a single shape."""
-    for name in ("weights", "staging", "residents"):
+    """A part for each number of weight slots, or else two halves of the next range that is one; none of a shape."""
+    few, many = family.weights
+    if few < many:
+        return [replace(family, weights=(slots, slots)) for slots in range(few, many + 1)]
+    for name in ("staging", "residents"):
         low, high = getattr(family, name)
         if low < high:
             middle = (low + high) // 2
@@ -112,21 +117,19 @@ def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float,
     model.minimize(timing.step)
     result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
     if status_of(result) == "INFEASIBLE":
-        return Bound(family, problem.horizon_s)
+        return Bound(family, problem.horizon_s, work=work_of(result, model))
     least_s = max(parking_seconds(problem), accumulation * compute_seconds(problem))
     bound_s = max(result.dual_bound() * problem.horizon_s, least_s)
     counts = _counts(choices, result.variable_values(), family) if result.has_primal_feasible_solution() else None
-    return Bound(family, bound_s, counts)
+    return Bound(family, bound_s, counts, work_of(result, model))
 
 
 def _demand(model: Any, choices: Choices, family: Family) -> None:
     """What every member of the family has at least one of."""
     if family.blocks[0]:
-        long = [total for group, total in choices.totals.items() if group[0] == "block" and group[1] > 1]
-        model.add_linear_constraint(mathopt.fast_sum(long) >= 1)
+        model.add_linear_constraint(choices.number(lambda group: group[0] == "block" and group[1] > 1) >= 1)
     if family.nvme[0]:
-        on_nvme = [total for group, total in choices.totals.items() if group == ("nvme",)]
-        model.add_linear_constraint(mathopt.fast_sum(on_nvme) >= 1)
+        model.add_linear_constraint(choices.number(lambda group: group == ("nvme",)) >= 1)
 
 
 def _parked_bytes(problem: Problem) -> int:
@@ -160,4 +163,5 @@ def _counts(choices: Choices, values: dict[Any, float], family: Family) -> Count
         nvme=totals.get(("nvme",), 0),
         kept={group[1:]: number for group, number in totals.items() if group[0] == "kept" and number},
         resident=math.ceil(values[choices.residents] - 0.5) if family.residents[1] else 0,
+        parked_bytes=round(values[choices.spared] * choices.unit) if choices.problem.parked_bytes else 0,
     )

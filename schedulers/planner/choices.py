@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -15,7 +16,7 @@ from ...jobs.policy.artifact import Home
 from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING
 from ..costs import staging_bytes, state_bytes
 from ..hardware import Budgets, HardwareProfile
-from .parking import park_last, spared_bytes
+from .parking import least_ring_bytes, park_last, spared_bytes
 
 Kept = Literal["matmuls", "all"]
 KEPT: Final[tuple[Kept, ...]] = ("matmuls", "all")
@@ -53,7 +54,7 @@ class Problem:
     residents: tuple[int, int] = (0, 0)
     """Fewest and most layers that stay on the GPU beside those of the shape, any of them, as the solver likes."""
     parked_bytes: int = 0
-    """Host memory that optimizer state on NVMe would give back, where that is not the shape's to say."""
+    """The most host memory that optimizer state on NVMe gives back, as the solver likes, beside what the shape has."""
     optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
 
     @property
@@ -87,7 +88,8 @@ class Choices:
         self.totals: dict[Group, Any] = {}
         self.sizes, self.layers = problem.facts.boundary_bytes, range(len(problem.facts.layers))
         self.unit = max(self.sizes)
-        self.host_room, self.nvme_room = self._rooms()
+        self.unparked_room, self.nvme_room = self._rooms()
+        self.host_room = max(0, self.unparked_room + problem.parked_bytes)
         self.has_away = max(self.host_room, self.nvme_room) >= min(self.sizes)
         self._add_edges()
         self.nvme = [self._choice(("nvme",)) if self.nvme_room >= self.sizes[i] else None for i in self.layers]
@@ -102,12 +104,14 @@ class Choices:
     # ---- variables
 
     def _choice(self, *groups: Group) -> Any:
-        if self.whole:
-            return self.model.add_binary_variable()
-        variable = self.model.add_variable(lb=0.0, ub=1.0)
+        variable = self.model.add_binary_variable() if self.whole else self.model.add_variable(lb=0.0, ub=1.0)
         for group in groups:
             self.parts[group].append(variable)
         return variable
+
+    def number(self, wanted: Callable[[Group], bool]) -> Term:
+        """How many choices of the groups that are wanted are made."""
+        return mathopt.fast_sum(v for group, variables in self.parts.items() if wanted(group) for v in variables)
 
     def _add_totals(self) -> None:
         """Equal layers are interchangeable, so to branch on how many of them do something is to branch on it all."""
@@ -117,12 +121,13 @@ class Choices:
             self.totals[group] = total
 
     def _rooms(self) -> tuple[int, int]:
+        """Host memory for what leaves the GPU, less than nothing where more must be parked, and NVMe for boundaries."""
         budgets = self.problem.budgets
-        spared = self.problem.parked_bytes or self.problem.spared_bytes(self.problem.shape)
-        free = budgets.host_bytes - self.problem.state_bytes + spared
+        free = budgets.host_bytes - self.problem.state_bytes + self.problem.spared_bytes(self.problem.shape)
         host = free - staging_bytes(self.facts, "host", self.problem.accumulation)
         self.nvme_staging = NVME_STAGING * self.unit
-        return max(0, host), budgets.nvme_bytes if host >= self.nvme_staging else 0
+        enough = host + self.problem.parked_bytes >= self.nvme_staging
+        return host, budgets.nvme_bytes if enough else 0
 
     def _add_edges(self) -> None:
         self.edges: dict[Edge, list[Any]] = {}
@@ -201,7 +206,18 @@ class Choices:
                     constrain(variable <= some)
             constrain(on_nvme <= self.problem.budgets.nvme_bytes / self.unit)
             held += self.nvme_staging / self.unit * some
-        constrain(held - on_nvme <= self.host_room / self.unit)
+        self.spared, self.parked = self._parking()
+        room = self.unparked_room if self.problem.parked_bytes else self.host_room
+        constrain(held - on_nvme - self.spared <= room / self.unit)
+
+    def _parking(self) -> tuple[Term, Term]:
+        """Host memory that optimizer state on NVMe gives back, and what is parked for that: the buffers' part more."""
+        most = self.problem.parked_bytes / self.unit
+        if not most:
+            return 0.0, 0.0
+        spared, some = self.model.add_variable(lb=0.0, ub=most), self.model.add_binary_variable()
+        self.model.add_linear_constraint(spared <= most * some)
+        return spared, spared + least_ring_bytes(self.facts, self.problem.optimizer) / self.unit * some
 
     def _add_gpu_memory(self) -> None:
         """Bytes at each forward, at the loss and at each backward."""
@@ -224,6 +240,9 @@ class Choices:
         head, last = facts.head, len(self.layers) - 1
         fixed = 3 * self.sizes[-1] + head.backward_workspace_bytes + head.weight_bytes + head.gradient_bytes
         self._bound(fixed, held[-1], self._coming(last + 1))
+        for unit in facts.after:
+            fixed = 3 * self.sizes[-1] + unit.backward_workspace_bytes + unit.weight_bytes + unit.gradient_bytes
+            self._bound(fixed + head.gradient_bytes, held[-1], self._coming(last + 1))
 
     def _bound(self, fixed: float, held: Term, other: Term) -> None:
         self.model.add_linear_constraint(held + other * (1 / self.unit) <= (self.room - fixed) / self.unit)

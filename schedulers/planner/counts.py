@@ -25,6 +25,8 @@ class Counts:
     """Boundaries on NVMe."""
     kept: dict[Key, int] = field(default_factory=dict)
     resident: int = 0
+    parked_bytes: int = 0
+    """Host memory that optimizer state on NVMe gives back."""
 
     @property
     def longest_block(self) -> int:

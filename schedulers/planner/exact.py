@@ -8,7 +8,7 @@ from ortools.math_opt.python import mathopt
 
 from ...jobs.policy import Policy
 from .choices import Choices, Problem
-from .solver import Status, run_solver, status_of
+from .solver import Status, run_solver, status_of, work_of
 from .timing import Timing
 
 
@@ -22,7 +22,8 @@ class Exact:
     """Step time of ``policy``."""
     bound_s: float = 0.0
     """No policy of this shape is faster."""
-    seconds: float = 0.0
+    work: int = 0
+    """As in `solver.work_of`."""
 
 
 def solve_exact(
@@ -33,22 +34,23 @@ def solve_exact(
     gap: float = 0.004,
     nodes: int | None = None,
     enough_s: float = 0.0,
+    quick: bool = False,
 ) -> Exact:
     """The fastest policy of the problem's shape, to within ``gap``; or the first that takes no more than ``enough_s``.
 
-    ``nodes`` limits the solver's search tree, ``seconds`` all of it.
+    ``nodes`` limits the solver's search tree, ``seconds`` all of it; ``quick`` is as in `run_solver`.
     """
     model = mathopt.Model(name="lazytrain-full")
     choices = Choices(model, problem)
     timing = Timing(choices)
     model.minimize(timing.step)
-    result = run_solver(model, backend, seconds, gap, nodes, enough_s / problem.horizon_s)
-    status, spent = status_of(result), result.solve_time().total_seconds()
+    result = run_solver(model, backend, seconds, gap, nodes, enough_s / problem.horizon_s, quick=quick)
+    status, work = status_of(result), work_of(result, model)
     if status == "INFEASIBLE":
-        return Exact(status, bound_s=problem.horizon_s, seconds=spent)
+        return Exact(status, bound_s=problem.horizon_s, work=work)
     bound_s = max(0.0, result.dual_bound()) * problem.horizon_s
     if not result.has_primal_feasible_solution():
-        return Exact(status, bound_s=bound_s, seconds=spent)
+        return Exact(status, bound_s=bound_s, work=work)
     values = result.variable_values()
     step_s = values[timing.step] * problem.horizon_s
-    return Exact(status, choices.decode(values), step_s, min(bound_s, step_s), spent)
+    return Exact(status, choices.decode(values), step_s, min(bound_s, step_s), work)

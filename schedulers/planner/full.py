@@ -26,6 +26,7 @@ from ..hardware import Budgets
 from ..simulator import simulate, step_seconds
 from .bound import Bound, Certificate, bound_of, families_of, parts_of, within
 from .choices import Problem, Shape
+from .counts import Counts
 from .exact import Exact, solve_exact
 from .loose import Family
 from .parking import fewest_parked, park_last
@@ -33,7 +34,7 @@ from .search import NoScheduleError, OutOfTimeError, Question, find
 
 PROOF: Final = 0.0099
 """Share of the step time by which no policy is proven to be faster, where the search ends."""
-ENOUGH: Final = 0.008
+ENOUGH: Final = 0.0095
 """Share of its bound, or of its family's, within which a policy ends the solver's work on its shape."""
 SPARE: Final = 0.95
 """Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
@@ -47,14 +48,19 @@ FAMILIES: Final = 24
 """Most families that are bounded."""
 PROGRAMS: Final = 6
 """Most exact programs that are solved."""
+WORK: Final = 25_000
+"""The solver's work (`solver.work_of`) after which nothing more is begun."""
 NODES: Final = 1500
-"""Nodes of the solver's search tree times layers, after which the first exact programs are left; later ones sooner."""
+"""Nodes of the solver's search tree times layers, after which the first exact program is left; later ones sooner."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
 MOST_MICRO_BATCHES: Final = 2
 """Micro-batches whose timing the exact program sees."""
 BETTER: Final = 1e-9
 """Share of the step time by which a policy must be faster to be taken."""
+
+Key = tuple[Shape, int, bool]
+"""An exact program: its shape, the longest block, and whether boundaries may be on NVMe."""
 
 
 @dataclass
@@ -65,7 +71,8 @@ class Search:
     certificate: Certificate = field(default_factory=Certificate)
     policy: Policy | None = None
     step_s: float = float("inf")
-    programs: dict[tuple[Shape, int, bool], Exact] = field(default_factory=dict)
+    programs: dict[Key, Exact] = field(default_factory=dict)
+    work: int = 0
     out_of_time: bool = False
 
     @property
@@ -112,33 +119,47 @@ class Search:
         bound = self._bound(family)
         self.certificate.add(bound)
         for weights, staging in LIKELY:
-            if not self.proven and self._goes_on():
-                self._solve(replace(bound, family=replace(family, weights=(weights,) * 2, staging=(staging,) * 2)))
+            shape = replace(bound, family=replace(family, weights=(weights,) * 2, staging=(staging,) * 2))
+            for one in dict.fromkeys((self._key(shape, parked=self._parked(None)), self._key(shape))):
+                if not self.proven and self._goes_on():
+                    self._solve(shape, one)
 
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
         family = least.family
         if _is_shape(family):
             known = self.programs.get(self._key(least))
-            exact = known or self._solve(least)
+            exact = known or self._solve(least, self._key(least))
             better = exact.bound_s if not family.residents[1] and self._covers(least) else 0.0
             if known is None or better > least.bound_s:
                 self.certificate.add(replace(least, bound_s=max(least.bound_s, better)))
                 return True
         parts = parts_of(family)
         for part in parts:
-            bound = self._bound(part, share=SPARE * PROOF)
+            bound = self._proven_of(part) or self._bound(part, share=SPARE * PROOF)
             self.certificate.add(replace(bound, bound_s=max(bound.bound_s, least.bound_s)))
         if not parts:
             self.certificate.add(least)
         return bool(parts)
+
+    def _proven_of(self, family: Family) -> Bound | None:
+        """The bound of a family that is one shape, from its exact program if that was solved."""
+        exact = self.programs.get((Shape(family.weights[0], family.staging[0]), 1, False))
+        plain = _is_shape(family) and not (family.residents[1] or family.nvme[1] or family.blocks[1])
+        same = plain and self._parks_nothing and self.question.accumulation <= MOST_MICRO_BATCHES
+        return Bound(family, exact.bound_s) if exact is not None and same else None
+
+    @property
+    def _parks_nothing(self) -> bool:
+        """Whether no policy can have optimizer state on NVMe."""
+        return not self.question.budgets.nvme_bytes
 
     def _goes_on(self) -> bool:
         """Whether there is work left that may be done: less where exact programs see too little to prove anything."""
         self.out_of_time = self.question.seconds_left() <= 0
         share = 1 if self.question.accumulation <= MOST_MICRO_BATCHES else 2
         work_left = self.certificate.solved < FAMILIES // share and len(self.programs) < PROGRAMS // share
-        return not self.out_of_time and work_left
+        return not self.out_of_time and work_left and self.work < WORK
 
     def _problem(self) -> Problem:
         question = self.question
@@ -156,21 +177,23 @@ class Search:
     def _bound(self, family: Family, *, share: float = 0.0) -> Bound:
         """The family's bound, or that nobody in it is faster than the best by more than a share."""
         question, problem = self.question, replace(self._problem(), horizon_s=self.step_s * (1 - share))
-        return bound_of(
+        bound = bound_of(
             problem,
             family,
             backend=question.backend,
             deadline=question.deadline,
             accumulation=question.accumulation,
         )
+        self.work += bound.work
+        return bound
 
     # ---- the exact program
 
-    def _solve(self, least: Bound) -> Exact:
+    def _solve(self, least: Bound, key: Key) -> Exact:
         """The fastest policy of a family's shape; resident layers or memory are taken from it until it fits."""
         question, layers = self.question, len(self.question.facts.layers)
         accumulation = min(question.accumulation, MOST_MICRO_BATCHES)
-        shape, longest, nvme = self._key(least)
+        shape, longest, nvme = key
         problem = within(replace(self._problem(), shape=shape, accumulation=accumulation), least.family)
         budgets = problem.budgets if nvme else problem.budgets.model_copy(update={"nvme_bytes": 0})
         problem = replace(problem, budgets=budgets, longest_block=longest, horizon_s=self._modelled_s(accumulation))
@@ -181,9 +204,11 @@ class Search:
                 backend=question.backend,
                 seconds=question.seconds_left(),
                 gap=ENOUGH,
-                nodes=max(1, NODES // layers // max(1, len(self.programs))),
+                nodes=self._nodes(layers),
+                quick=bool(self.programs),
                 enough_s=least.bound_s / (1 - ENOUGH) if accumulation == question.accumulation else 0.0,
             )
+            self.work += exact.work
             first = first or exact
             if exact.policy is None:
                 break
@@ -194,26 +219,38 @@ class Search:
         assert first is not None
         if accumulation < question.accumulation:
             first = replace(first, bound_s=0.0)  # of another step
-        self.programs[self._key(least)] = first
+        self.programs[key] = first
         return first
 
-    def _key(self, least: Bound) -> tuple[Shape, int, bool]:
-        """The exact program of a family: its shape, the longest block, and whether boundaries may be on NVMe."""
+    def _nodes(self, layers: int) -> int:
+        """How much of the search tree the next exact program may see."""
+        left = max(0.0, 1 - self.work / WORK)
+        return max(1, int(NODES / layers / max(1, len(self.programs)) * left))
+
+    def _key(self, least: Bound, *, parked: int | None = None) -> Key:
+        """The exact program of a family."""
         family, counts, facts = least.family, least.counts, self.question.facts
         number = counts.resident if counts else family.residents[0]
         number = max(family.residents[0], min(family.residents[1], number))
         resident = frozenset(_spread(len(facts.layers), number))
-        parked = sum(layer.optimizer_home == "nvme" for layer in self.best.layers)
+        parked = self._parked(counts) if parked is None else parked
         shape = Shape(family.weights[0], family.staging[0], resident, parked)
         if counts is None or len(facts.layers) <= WHOLE_LAYERS:
             return shape, self.question.longest_block if family.blocks[1] else 1, bool(family.nvme[1])
         return shape, counts.longest_block if family.blocks[1] else 1, bool(family.nvme[1] and counts.nvme)
 
+    def _parked(self, counts: Counts | None) -> int:
+        """Layers with optimizer state on NVMe: as many as the bound wants room for, or else as the best policy has."""
+        if counts is None:
+            return sum(layer.optimizer_home == "nvme" for layer in self.best.layers)
+        plain = self.best.parked()
+        return fewest_parked(plain, self.question.facts, counts.parked_bytes) or 0
+
     def _covers(self, least: Bound) -> bool:
         """Whether the exact program leaves out nobody of the family."""
-        shape, longest, nvme = self._key(least)
+        _, longest, _ = self._key(least)
         blocks = not least.family.blocks[1] or longest >= self.question.longest_block
-        return blocks and nvme == bool(least.family.nvme[1]) and not shape.parked
+        return blocks and self._parks_nothing
 
     def _modelled_s(self, accumulation: int) -> float:
         """The best policy's step time with as many micro-batches as the exact program sees."""

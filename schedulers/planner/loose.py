@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from ortools.math_opt.python import mathopt
 
+from ..costs import LINK_RATES
 from .choices import Choices, Shape, Term
+from .parking import least_gradient_share
 from .ring import Ring
 from .timing import Micro, Timing
 
@@ -53,8 +55,31 @@ class LooseTiming(Timing):
         self.loaded_since: Term = 0.0
         self.between = accumulation - MOST_SEEN
         self.stays: list[Term] = []
+        self.turn: Term = 0.0  # from the last micro-batch's forward to its backward
         self.most_slots = family.weights[1] + family.residents[1]
         super().__init__(choices, Shape(self.most_slots, family.staging[1], parked=choices.problem.shape.parked))
+        self._add_parking()
+
+    def _add_parking(self) -> None:
+        """What optimizer state on NVMe gives back to the host is read and written in every step, gradients last."""
+        for stream in ("nvme_read", "nvme_write") if self.problem.parked_bytes else ():
+            moved = mathopt.fast_sum([*self.lasting[stream], self._parked_seconds(stream)])
+            self.model.add_linear_constraint(self.step >= moved)
+        if self.problem.parked_bytes:
+            share = least_gradient_share(self.facts, self.problem.optimizer)
+            self.model.add_linear_constraint(self.step >= self.turn + share * self._parked_seconds("nvme_write"))
+
+    def _parked_seconds(self, stream: str) -> Term:
+        rate: float = getattr(self.profile, LINK_RATES[stream])
+        return self.choices.unit * self._per_byte(rate) * self.choices.parked
+
+    def _add_forward(self, micro: Micro) -> None:
+        """The last layer whose state was read from NVMe has its forward after all of those reads."""
+        super()._add_forward(micro)
+        self.turn = micro.forwards[-1]
+        if self.problem.parked_bytes and not micro.number:
+            least = min(self._forward(layer) for layer in self.facts.layers)
+            self.model.add_linear_constraint(micro.forwards[-1] >= self._parked_seconds("nvme_read") + least)
 
     def _add_micro_batch(self, micro: Micro) -> None:
         if not micro.number or self.between <= 0:

@@ -7,8 +7,9 @@ last ones, whose updates come last and have the longest time.
 from __future__ import annotations
 
 from ...jobs.model_facts import ModelFacts
+from ...jobs.optimizer_bytes import OptimizerOptions
 from ...jobs.policy import Parked, Policy
-from ...jobs.policy.parked import RING
+from ...jobs.policy.parked import RING, parked_state_bytes
 from ..costs import gradient_bytes, state_bytes
 
 
@@ -29,6 +30,23 @@ def ring_bytes(policy: Policy, facts: ModelFacts) -> int:
     parked, gradients = Parked.of(policy, facts), gradient_bytes(facts, policy.accumulation)
     rings = (list(parked.state.values()), [gradients[unit] for unit in parked.gradients])
     return sum(min(RING, len(sizes)) * max(sizes, default=0) for sizes in rings)
+
+
+def least_ring_bytes(facts: ModelFacts, optimizer: OptimizerOptions) -> int:
+    """Parked bytes that only make up for the buffers, whatever is parked: `RING` layers fill them."""
+    return RING * min((state + gradient for state, gradient in _parts(facts, optimizer)), default=0)
+
+
+def least_gradient_share(facts: ModelFacts, optimizer: OptimizerOptions) -> float:
+    """The part of parked bytes that are gradients, at least."""
+    return min((gradient / (state + gradient) for state, gradient in _parts(facts, optimizer)), default=0.0)
+
+
+def _parts(facts: ModelFacts, optimizer: OptimizerOptions) -> list[tuple[int, int]]:
+    """Bytes of state and gradient of each layer that could be parked, with one contribution to each gradient."""
+    gradients, first = gradient_bytes(facts), len(facts.before)
+    layers = [(first + i, facts.layers[i]) for i in parkable(facts)]
+    return [(parked_state_bytes(layer, facts, optimizer), gradients[unit]) for unit, layer in layers]
 
 
 def spared_bytes(policy: Policy, facts: ModelFacts, number: int) -> int:

@@ -19,7 +19,7 @@ from ..simulator import predict
 from .answer import Plan, Reason, Solver
 from .changes import changes
 from .direct import seconds, with_direct_nvme
-from .full import first_best, paper_plan, search_full
+from .full import PAPER_SECONDS, first_best, paper_plan, search_full
 from .instance import LONGEST_BLOCK
 from .reasons import explain
 from .search import NoScheduleError, OutOfTimeError, Question, find
@@ -44,6 +44,7 @@ def plan(
     accumulation: int = 1,
     optimizer: OptimizerOptions = DEFAULT_OPTIMIZER,
     facts_at: Callable[[int], ModelFacts] | None = None,
+    baselines: bool = True,
 ) -> Plan:
     """Decide the policy for ``facts`` on ``profile`` and say what it will take.
 
@@ -53,7 +54,8 @@ def plan(
     checked. ``optimizer`` says how much host memory a parameter takes. When time runs out the best plan found is
     returned with its gap, or else a rule's, flagged ``FALLBACK``.
     Where nothing fits the answer says why, and which changes would help; with ``facts_at``, the model's facts at any
-    micro-batch, a smaller one is among them. Raises InputError for an unknown planner, backend or amount of memory,
+    micro-batch, a smaller one is among them. ``baselines`` says whether to look at the rules too (see `beside_rules`).
+    Raises InputError for an unknown planner, backend or amount of memory,
     OutOfTime if time ran out and no rule fits.
     """
     _choice("planner", planner, tuple(_PLANNERS))
@@ -69,7 +71,28 @@ def plan(
         reasons = tuple(Reason(**reason) for reason in error.reasons)
         later = replace(question, deadline=time.monotonic() + EXPLAIN_SECONDS)
         return Plan(feasible=False, reasons=reasons, changes=changes(later, reasons, facts_at))
-    return _complete(question, policy, solver)
+    answer = _complete(question, policy, solver)
+    return _beside_rules(answer, question) if baselines else answer
+
+
+def beside_rules(
+    answer: Plan,
+    facts: ModelFacts,
+    profile: HardwareProfile,
+    *,
+    gpu_memory: str | int | None = None,
+    host_memory: str | int | None = None,
+    nvme: str | int | None = None,
+    backend: str = "highs",
+    accumulation: int = 1,
+    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER,
+    **_: Any,
+) -> Plan:
+    """The answer of `plan` to these arguments, with what the fixed rules that fit would take."""
+    budgets = Budgets.of(profile, gpu_memory=gpu_memory, host_memory=host_memory, nvme=nvme)
+    deadline = time.monotonic() + PAPER_SECONDS
+    question = Question(facts, profile, budgets, accumulation, backend, deadline, optimizer=optimizer)
+    return _beside_rules(answer, question)
 
 
 def fits(
@@ -216,7 +239,7 @@ def _rule_reasons(question: Question) -> tuple[dict[str, Any], ...]:
 
 
 def _complete(question: Question, policy: Policy, solver: Solver) -> Plan:
-    """Add what the simulator expects of the policy, and what the rules that fit would take."""
+    """Add what the simulator expects of the policy."""
     profile = question.profile
     predicted = _predict(question, policy)
     certificate = Certificate(
@@ -233,11 +256,16 @@ def _complete(question: Question, policy: Policy, solver: Solver) -> Plan:
         policy=policy.model_copy(update=complete),
         predicted=predicted,
         solver=solver,
-        baselines=_baselines(question, paper=solver.planner == "full"),
     )
 
 
+def _beside_rules(answer: Plan, question: Question) -> Plan:
+    paper = answer.solver is not None and answer.solver.planner == "full"
+    return answer.model_copy(update={"baselines": _baselines(question, paper=paper)}) if answer.feasible else answer
+
+
 def _baselines(question: Question, *, paper: bool) -> dict[str, Predicted]:
+    """What the rules that fit would take, and the paper's plan."""
     predicted = {}
     for name in RULES:
         with suppress(DoesNotFit):

@@ -30,6 +30,7 @@ from ..costs import (
 )
 from .choices import Choices, Edge, Shape, Term
 from .ring import Access, Ring, Use
+from .stalls import add_backward_stalls, add_forward_stalls
 
 
 @dataclass(slots=True)
@@ -70,7 +71,6 @@ class Timing:
         self.ring = Ring(self.layers, shape.weight_slots, shape.resident)
         self.parked = self.problem.parked(shape)
         self.written: dict[int, Term] = {}
-        self.backward_s: list[Term] = []
         by_name = {unit.name: i for i, unit in enumerate(self.units)}
         self.owner = [by_name.get(unit.shares_weights_with, i) for i, unit in enumerate(self.units)]
         self.parts_left = Counter({u: self.owner.count(u) * self.problem.accumulation for u in set(self.owner)})
@@ -202,7 +202,7 @@ class Timing:
             self._compute(forwards, self.units[u], *load, *self._copies_due(micro, u - self.first))
         micro.after_forward = self.mains[-(self.head + 1 - self.first) + 1 :]
         self._add_reads(micro)
-        self._add_stalls(micro.forwards, self._forward_stalls())
+        add_forward_stalls(self.choices, self.scale, micro.forwards, self.staging)
 
     def _load_forward(self, micro: Micro, i: int) -> list[Term]:
         if micro.number and self.ring.stays_from_backward(i):
@@ -273,7 +273,8 @@ class Timing:
             self._compute(self._again(self.units[u]), self.units[u], self._load_unit(u, 2))
             self._add_gradient(u)
         backwards = [micro.uses[Use("backward", i)] for i in reversed(range(self.layers))]
-        self._add_stalls(backwards, self._backward_stalls(), self.backward_s[-self.layers :])
+        beside = not self._has_residents  # with none, a layer's weights come when its internals may
+        add_backward_stalls(self.choices, self.scale, backwards, self._slots_ahead, with_weights=beside)
 
     def _add_layer_backward(self, micro: Micro, i: int, copies: list[Term]) -> None:
         """The recomputes of a block that ends after layer ``i``, and its backward."""
@@ -294,7 +295,6 @@ class Timing:
         )
         forwards = self._again(self.facts.layers[i]) - spared
         micro.uses[Use("backward", i)] = self._compute(forwards, self.facts.layers[i], *after)
-        self.backward_s.append(self.lasting["compute"][-1])
 
     def _add_fetch(self, micro: Micro, layer: int, end: int) -> None:
         """All that comes to the GPU before ``layer`` first runs in the block that ends at ``end``."""
@@ -397,7 +397,7 @@ class Timing:
             self.written[owner] = self._on("nvme_write", on_host * self._per_byte(profile.nvme_write_bytes_s), landed)
             self.gradient_ring.append(self.written[owner])
 
-    # ---- stalls: implied by the rest for whole choices, and what makes the bound of choices in parts a tight one
+    # ---- for `stalls`
 
     @property
     def _slots_ahead(self) -> int:
@@ -407,39 +407,6 @@ class Timing:
     @property
     def _has_residents(self) -> bool:
         return bool(self.ring.resident)
-
-    def _add_stalls(self, ends: list[Term], stalls: list[Term], seconds: list[Term] | None = None) -> None:
-        """Compute from the first end to the last takes its own time and all stalls.
-
-        Internals that are swapped have the compute of a few layers to hide behind; what is longer stalls the layer that
-        waits for them. The longest path can go through every such copy: from one it goes on to the next, or along
-        compute, and what it skips is never more than what the copy's part in hiding was counted for.
-        """
-        own = seconds or [self._forward(layer) for layer in self.facts.layers]
-        total = mathopt.fast_sum([*own[1:], *stalls])
-        self.model.add_linear_constraint(ends[-1] >= ends[0] + total)
-
-    def _stalls(self, layers: range, rate: float, hidden_s: float, *, with_load: bool = False) -> list[Term]:
-        facts = self.facts.layers
-        beside = [layer.weight_bytes if with_load else 0 for layer in facts]
-        return [
-            max(0.0, (facts[i].kept_bytes(kept) + beside[i]) * self._per_byte(rate) - hidden_s) * variable
-            for i in layers
-            for (_, kept, home), variable in self.choices.kept_of(i)
-            if home == "host"
-        ]
-
-    def _forward_stalls(self) -> list[Term]:
-        longest = max(self._forward(layer) for layer in self.facts.layers) + self._overhead
-        layers = range(max(0, self.layers - self.staging))
-        return self._stalls(layers, self.profile.d2h_bytes_s, self.staging * longest)
-
-    def _backward_stalls(self) -> list[Term]:
-        forwards = 1 + self.profile.backward_forwards
-        longest = forwards * max(self._forward(layer) for layer in self.facts.layers) + self._overhead
-        layers = range(max(0, self.layers - 1 - self._slots_ahead))
-        waits = not self._has_residents  # with none, a layer's weights come when its internals may
-        return self._stalls(layers, self.profile.h2d_bytes_s, (self._slots_ahead - 1) * longest, with_load=waits)
 
 
 def _first(accesses: list[Access], layer: int) -> Access | None:

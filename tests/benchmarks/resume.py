@@ -19,6 +19,10 @@ class Kept:
                 entry = json.loads(line)
                 self._known[entry["case"]] = entry["result"]
 
+    def has(self, case: object) -> bool:
+        """Whether there is a result of ``case``."""
+        return json.dumps(case, sort_keys=True) in self._known
+
     def result(self, case: object, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The kept result of ``case``, or a new one."""
         key = json.dumps(case, sort_keys=True)

@@ -32,6 +32,8 @@ def test_a_smaller_batch_that_keeps_internals_beats_the_largest(make_facts: Make
     assert f"faster than {found.largest.micro_batch}, the largest that fits" in found.words
     assert "keeps the internals" in found.words
     assert [tried.micro_batch for tried in found.tried] == sorted({tried.micro_batch for tried in found.tried})
+    beside_rules = [tried.micro_batch for tried in found.tried if tried.answer.baselines]
+    assert beside_rules == [found.best.micro_batch]
 
 
 def test_the_largest_batch_wins_where_weights_are_the_traffic(make_facts: Make, make_profile: Machine) -> None:

@@ -19,6 +19,7 @@ from lazytrain.schedulers.planner.bound import STAGING_SLOTS, WEIGHT_SLOTS, boun
 from lazytrain.schedulers.planner.choices import Choices, Problem, Shape
 from lazytrain.schedulers.planner.counts import count
 from lazytrain.schedulers.planner.loose import Family, LooseTiming
+from lazytrain.schedulers.planner.parking import park_last
 from lazytrain.schedulers.simulator import simulate
 
 MIB = 1 << 20
@@ -69,7 +70,23 @@ def test_no_policy_is_faster_than_the_bound_of_its_counts(make_facts: Make, make
     facts, profile = draw(make_facts, make_profile, choose, choose.randint(2, 10))
     accumulation = choose.choice((1, 1, 2, 4))
     policy = draw_policy(facts, choose, accumulation)
-    program = lower(policy, facts)
+    assert_no_faster(policy, facts, profile)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_nor_is_one_with_state_on_nvme(make_facts: Make, make_profile: Machine, seed: int) -> None:
+    """With no more host memory than it has, so that the bound must park too, on disks from slow to fast."""
+    choose = random.Random(seed)
+    facts, profile = draw(make_facts, make_profile, choose, choose.randint(2, 10))
+    rates = {name: choose.choice((0.02e9, 0.2e9, 1e9)) for name in ("nvme_read_bytes_s", "nvme_write_bytes_s")}
+    policy = draw_policy(facts, choose, choose.choice((1, 1, 2, 4)))
+    policy = park_last(policy, facts, choose.randint(1, len(facts.layers)))
+    assert_no_faster(policy, facts, profile.model_copy(update=rates))
+
+
+def assert_no_faster(policy: Policy, facts: ModelFacts, profile: HardwareProfile) -> None:
+    """The bound with the policy's counts and memory is not above its simulated step time."""
+    accumulation, program = policy.accumulation, lower(policy, facts)
     budgets = Budgets(
         gpu_bytes=program.peak_bytes("gpu"),
         host_bytes=sum(host_bytes(facts, policy, program).values()),
@@ -77,9 +94,11 @@ def test_no_policy_is_faster_than_the_bound_of_its_counts(make_facts: Make, make
     )
     expected = simulate(policy, facts, profile).step_s
     problem = Problem(facts, profile, budgets, Shape(), expected * 1.0001, 10, min(2, accumulation))
+    most = problem.spared_bytes(Shape(parked=len(facts.layers))) if policy.optimizer_home == "nvme" else 0
     family = Family(WEIGHT_SLOTS, STAGING_SLOTS, residents=(0, len(facts.layers)))
+    seen = replace(problem, shape=family.smallest, residents=family.residents, parked_bytes=max(0, most))
     model = mathopt.Model()
-    choices = Choices(model, replace(problem, shape=family.smallest, residents=family.residents), whole=False)
+    choices = Choices(model, seen, whole=False)
     timing = LooseTiming(choices, family, accumulation)
     told = count(policy, facts)
     for group, total in choices.totals.items():
@@ -91,6 +110,31 @@ def test_no_policy_is_faster_than_the_bound_of_its_counts(make_facts: Make, make
     result = mathopt.solve(model, mathopt.SolverType.HIGHS)
     assert result.has_primal_feasible_solution(), result.termination
     assert result.dual_bound() * problem.horizon_s <= expected * (1 + 1e-6)
+
+
+def test_host_memory_from_nvme_costs_the_time_of_its_transfers(make_facts: Make, make_profile: Machine) -> None:
+    """State that does not fit is read before the last layer's forward is over: no bound is below that."""
+    facts, profile = make_facts(8, flops=1e9), make_profile(nvme_bytes=1 << 34, nvme_read_bytes_s=1e7)
+    short = 8 * MIB
+    problem = Problem(facts, profile, Budgets.of(profile), Shape(), 1e3, 8)
+    problem = replace(problem, budgets=Budgets.of(profile, host_memory=problem.state_bytes - short))
+    found = bound_of(problem, next(families_of(problem)), backend="highs", deadline=later(), accumulation=1)
+    assert found.counts is not None and found.counts.parked_bytes >= short
+    backward_s = 8 * 2 * 1e9 / 1e12
+    assert found.bound_s >= short / 1e7 + backward_s
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_bound_of_its_family_is_not_above_a_policy(make_facts: Make, make_profile: Machine, seed: int) -> None:
+    choose = random.Random(seed)
+    facts, profile = draw(make_facts, make_profile, choose, choose.randint(2, 7))
+    policy = draw_policy(facts, choose, 1)
+    program, expected = lower(policy, facts), simulate(policy, facts, profile).step_s
+    budgets = Budgets(gpu_bytes=program.peak_bytes("gpu"), host_bytes=1 << 34, nvme_bytes=1 << 30)
+    problem = Problem(facts, profile, budgets, Shape(), expected * 1.01, 10)
+    (home,) = [family for family in families_of(problem) if holds(family, policy, facts)]
+    found = bound_of(problem, home, backend="highs", deadline=later(), accumulation=1)
+    assert found.bound_s <= expected * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -195,6 +195,18 @@ def test_a_solver_that_fails_when_told_what_is_enough_is_asked_once_more(
     assert asked == [True, False] and answer.status == "OPTIMAL"
 
 
+def test_what_runs_after_the_layers_has_room_too(make_facts: Make, make_profile: Machine) -> None:
+    """A last norm whose backward needs much while every boundary is still there: what the program chose fits."""
+    facts = make_facts(6, flops=3e9)
+    norm = facts.after[0].model_copy(update={"backward_workspace_bytes": 40 * MIB})
+    facts, profile = facts.model_copy(update={"after": (norm,)}), make_profile()
+    budgets = Budgets(gpu_bytes=80 * MIB, host_bytes=1 << 33, nvme_bytes=0)
+    found = solve_exact(Problem(facts, profile, budgets, Shape(), 1.0, 6))
+    assert found.policy is not None
+    assert any(layer.internals != "none" for layer in found.policy.layers)
+    assert not shortages(found.policy, facts, budgets)
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_parked_state_takes_as_long_as_in_the_simulator(make_facts: Make, make_profile: Machine, seed: int) -> None:
     """On disks that are still busy with the updates when boundaries go there and when the step ends, and on fast ones.
