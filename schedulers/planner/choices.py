@@ -242,7 +242,7 @@ class Choices:
         self._bound(fixed, held[-1], self._coming(last + 1))
         for unit in facts.after:
             fixed = 3 * self.sizes[-1] + unit.backward_workspace_bytes + unit.weight_bytes + unit.gradient_bytes
-            self._bound(fixed + head.gradient_bytes, held[-1], self._coming(last + 1))
+            self._bound(fixed + head.gradient_bytes, held[-1], self._coming(last + 1, shape.weight_slots))
 
     def _bound(self, fixed: float, held: Term, other: Term) -> None:
         self.model.add_linear_constraint(held + other * (1 / self.unit) <= (self.room - fixed) / self.unit)
@@ -272,9 +272,9 @@ class Choices:
         here = self.sizes[i] * self.away[i] + self.kept_bytes(i, "host") - spared
         self._bound(fixed, held, here + self._coming(i) + self._recomputed(i))
 
-    def _coming(self, i: int) -> Term:
-        """Bytes of what may have come for the layers below ``i``."""
-        ahead = range(max(0, i - self.problem.shape.weight_slots + 1), i)
+    def _coming(self, i: int, most: int | None = None) -> Term:
+        """Bytes of what may have come for the layers below ``i``: as many as there are slots beside the one in use."""
+        ahead = range(max(0, i - (self.problem.shape.weight_slots - 1 if most is None else most)), i)
         return mathopt.fast_sum(self.sizes[k] * self.away[k] + self.kept_bytes(k, "host") for k in ahead)
 
     def _recomputed(self, i: int) -> Term:
