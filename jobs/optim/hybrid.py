@@ -15,7 +15,7 @@ from .buffers import Master
 from .clipping import Clip, clip, squares
 from .native import choose
 from .on_gpu import GpuUnit, gpu_unit
-from .pages import in_large_pages
+from .pages import zeros
 from .unit import UnitOptimizer
 
 log = logging.getLogger(__name__)
@@ -117,8 +117,8 @@ class HybridAdamW(torch.optim.Optimizer):
         if weights is not None and (weights.dtype != torch.float32 or weights.shape != (layout.numel,)):
             raise ValueError(f"weights must be flat float32 of {layout.numel:,} elements")
         splits = _is_half(dtype) and self.master != "bf16_stochastic"
-        streamed = in_large_pages(torch.zeros(layout.numel, dtype=dtype))
-        low = in_large_pages(torch.zeros(layout.numel, dtype=torch.int16)) if splits else None
+        streamed = zeros(layout.numel, dtype)
+        low = zeros(layout.numel, torch.int16) if splits else None
         unit = self._build(layout, streamed, low, self.state_bits, path=path)
         if weights is not None:
             unit.load_master(weights)

@@ -1,9 +1,10 @@
-"""Memory in large pages, where the system gives them on request: an update walks through six arrays at once."""
+"""Memory for masters and states: exactly what they take, in large pages where the system gives them on request."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import sys
 from collections.abc import Callable
 
@@ -13,19 +14,34 @@ _HUGE_PAGE_ADVICE = 14
 """MADV_HUGEPAGE of Linux."""
 _PAGE = 1 << 21
 _LEAST_BYTES = 4 * _PAGE
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if sys.platform != "win32" else {}
 
 
-def in_large_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor; the part of its memory that was not touched yet will come in pages of 2 MiB.
+def zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """A flat tensor of zeros in host memory; from 8 MiB on in a mapping of its own.
 
-    Only advice: small tensors, and systems that do not take it, are left as they are. Updates are a tenth faster.
+    The C library would cut arrays of up to 32 MiB from its heap, whose gaps stay with the process. Pages of 2 MiB, where
+    whole ones lie within the array, make updates a tenth faster: an update walks through six arrays at once. Raises
+    MemoryError.
     """
+    nbytes = numel * dtype.itemsize
+    if nbytes < _LEAST_BYTES:
+        return torch.zeros(numel, dtype=dtype)
+    try:
+        memory = mmap.mmap(-1, nbytes, **_PRIVATE)  # the tensor's storage holds it
+    except OSError as error:
+        raise MemoryError(f"tried to allocate {nbytes} bytes of host memory: {error.strerror}") from error
+    tensor = torch.frombuffer(memory, dtype=dtype)
+    _ask_for_large_pages(tensor)
+    return tensor
+
+
+def _ask_for_large_pages(tensor: torch.Tensor) -> None:
     first = -(-tensor.data_ptr() // _PAGE) * _PAGE
     size = (tensor.data_ptr() + tensor.nbytes) // _PAGE * _PAGE - first
     advise = _madvise()
-    if advise is not None and tensor.device.type == "cpu" and size >= _LEAST_BYTES:
+    if advise is not None:
         advise(first, size, _HUGE_PAGE_ADVICE)
-    return tensor
 
 
 @functools.cache

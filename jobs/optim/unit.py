@@ -15,7 +15,7 @@ from .blocks import Part, blocks, cut
 from .buffers import Buffers, Master
 from .codes import VERSION
 from .native import Kernel
-from .pages import in_large_pages
+from .pages import zeros
 from .split import join, split
 
 _WEIGHTS: dict[Master, str] = {"plain": "master", "split": "master.high", "stochastic": "weights"}
@@ -215,10 +215,10 @@ def _allocate(parts: tuple[Part, ...], block_size: int) -> dict[str, torch.Tenso
     scales = sum(blocks(numel, block_size) for numel in small)
     made = {}
     for name in ("m", "root_v") if small else ():
-        made[f"{name}.codes"] = in_large_pages(torch.zeros(sum(small), dtype=torch.uint8))
+        made[f"{name}.codes"] = zeros(sum(small), torch.uint8)
         made[f"{name}.scales"] = torch.zeros(scales, dtype=torch.float32)
     for name in ("m", "v") if full else ():
-        made[name] = in_large_pages(torch.zeros(full, dtype=torch.float32))
+        made[name] = zeros(full, torch.float32)
     return made
 
 

@@ -1,5 +1,6 @@
-"""Large pages are asked for, and change nothing else."""
+"""Masters and states take the memory that they have, and large pages where there are some."""
 
+import mmap
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 
 from lazytrain.jobs.layout import Layout
 from lazytrain.jobs.optim import HybridAdamW
-from lazytrain.jobs.optim.pages import in_large_pages
+from lazytrain.jobs.optim.pages import zeros
 
 
 def flags(address: int) -> list[str]:
@@ -24,11 +25,32 @@ def flags(address: int) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("numel", [0, 5, 1 << 22])
-def test_the_tensor_is_the_same(numel: int) -> None:
-    tensor = torch.zeros(numel)
-    assert in_large_pages(tensor) is tensor
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("numel", [0, 5, (1 << 23) + 1])
+def test_zeros(numel: int, dtype: torch.dtype) -> None:
+    tensor = zeros(numel, dtype)
+    assert (tensor.shape, tensor.dtype) == ((numel,), dtype)
     assert not tensor.any()
+    assert bool((tensor.add_(1) == 1).all())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_goes_back_when_the_tensor_does() -> None:
+    """Also between others that stay: here every second of sixteen is let go."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    size, before = 1 << 24, resident()
+    made = [zeros(size, torch.uint8).fill_(1) for _ in range(16)]
+    assert resident() - before > 15 * size
+    del made[::2]
+    assert resident() - before < 9 * size
+
+
+def test_more_than_there_is() -> None:
+    with pytest.raises(MemoryError, match="bytes of host memory"):
+        zeros(1 << 60, torch.uint8)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="large pages are asked for on Linux")
