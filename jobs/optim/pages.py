@@ -21,7 +21,8 @@ def zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:
     """A flat tensor of zeros in host memory; from 8 MiB on in a mapping of its own.
 
     The C library would cut arrays of up to 32 MiB from its heap, whose gaps stay with the process. Pages of 2 MiB,
-    where whole ones lie within the array, make updates a tenth faster: they walk through six arrays. Raises MemoryError.
+    where whole ones lie within the array, make updates a tenth faster: they walk through six arrays.
+    Raises MemoryError.
     """
     nbytes = numel * dtype.itemsize
     if nbytes < _LEAST_BYTES:
