@@ -69,7 +69,8 @@ def measure(name: str, variety: str, parameters: list[nn.Parameter], call: Call)
         kind="layer",  # until the order of all is known
         variety=variety,
         **weights_of(parameters),
-        forward_flops=float(flops),
+        forward_flops=float(flops.get_total_flops()),
+        attention_flops=float(_of_attention(flops)),
         output_bytes=output_bytes,
         saved_bytes=saved,
         saved_matmul_bytes=products.bytes,
@@ -81,12 +82,16 @@ def measure(name: str, variety: str, parameters: list[nn.Parameter], call: Call)
     return Measured(facts, output)
 
 
-def _measure_forward(call: Call) -> tuple[Any, int, int, _Products]:
+def _measure_forward(call: Call) -> tuple[Any, int, FlopCounterMode, _Products]:
     tracker, products = StorageTracker(), _Products()
     flops = FlopCounterMode(display=False, custom_mapping=_FLOP_FORMULAS)
     with torch.no_grad(), flops, products, tracker:
         output = call.forward()
-    return output, tracker.peak_bytes, flops.get_total_flops(), products
+    return output, tracker.peak_bytes, flops, products
+
+
+def _of_attention(flops: FlopCounterMode) -> int:
+    return sum(count for op, count in flops.get_flop_counts().get("Global", {}).items() if "attention" in str(op))
 
 
 def _measure_saved(call: Call, parameters: list[nn.Parameter]) -> tuple[int, list[Any]]:

@@ -37,6 +37,8 @@ class UnitFacts(Frozen):
     """Name of the earlier unit that owns this unit's (tied) weights; they have one master there."""
     forward_flops: float
     """Floating-point operations of one forward of one micro-batch."""
+    attention_flops: float = 0.0
+    """Those of fused attention among them; all pairs of tokens count, also where one is masked."""
     input_bytes: int = 0
     """Bytes of its boundary, the tensor that it is run again from; 0 if that is as large as the output before it."""
     output_bytes: int

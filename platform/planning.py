@@ -297,11 +297,10 @@ def _faster(profile: HardwareProfile, factor: float) -> HardwareProfile:
     ran at the time, and is corrected.
     """
     share = profile.efficiency * factor
-    rates = {dtype: rate * max(1.0, share) for dtype, rate in profile.matmul_flops.items()}
     return profile.model_copy(
         update={
             "efficiency": min(1.0, share),
-            "matmul_flops": rates,
+            **profile.faster(max(1.0, share)),
             "operation_overhead_s": profile.operation_overhead_s / factor,
         }
     )

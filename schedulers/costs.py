@@ -66,7 +66,8 @@ def update_traffic(profile: HardwareProfile) -> float:
 
 def forward_seconds(unit: UnitFacts, facts: ModelFacts, profile: HardwareProfile) -> float:
     """Seconds of one forward of ``unit`` on one micro-batch."""
-    return unit.forward_flops / profile.flops(facts.dtype)
+    products = unit.forward_flops - unit.attention_flops
+    return products / profile.flops(facts.dtype) + unit.attention_flops / profile.attention(facts.dtype)
 
 
 def layer_forwards(program: Program, facts: ModelFacts, profile: HardwareProfile) -> float:

@@ -25,7 +25,7 @@ from ..jobs.units import parse_bytes
 from .copies import CopyRates
 
 GB = 1e9
-MEASUREMENT: Final = 2
+MEASUREMENT: Final = 3
 """Edition of what a node's profile holds; one of an earlier edition is measured again. 2: all GPUs copy at once."""
 BYTES_PER_UPDATE = 16
 """Host memory traffic of one parameter's update: split master, gradient and 8-bit states read, all but one written."""
@@ -46,8 +46,11 @@ class HardwareProfile(Frozen):
     gpu_memory_bytes: int = Field(gt=0)
     matmul_flops: dict[str, float] = Field(min_length=1)
     """Dense matrix-product rate by dtype name (``bfloat16``, ``float32``), floating-point operations per second."""
+    attention_flops: dict[str, float] = Field(default_factory=dict)
+    """Rate of fused causal attention by dtype name, all pairs of tokens counted; where it is not known, products' is
+    taken."""
     efficiency: float = Field(default=0.5, gt=0, le=1)
-    """Share of ``matmul_flops`` that whole layers reach."""
+    """Share of ``matmul_flops`` and ``attention_flops`` that whole layers reach."""
     operation_overhead_s: float = Field(default=0.0, ge=0)
     """Seconds of each compute operation beside its arithmetic (Python, launches); matters for tiny models only."""
     backward_forwards: float = Field(default=2.0, gt=0)
@@ -99,6 +102,17 @@ class HardwareProfile(Frozen):
                 hint=f"measure it with lazytrain profile, or add matmul_flops.{dtype} to the profile",
             )
         return self.matmul_flops[dtype] * self.efficiency
+
+    def attention(self, dtype: str) -> float:
+        """FLOPs per second of attention within layers. Raises InputError for a dtype without a rate."""
+        return self.efficiency * self.attention_flops[dtype] if dtype in self.attention_flops else self.flops(dtype)
+
+    def faster(self, factor: float) -> dict[str, dict[str, float]]:
+        """The rates of a device that computes ``factor`` times as fast, by the names of their fields."""
+        return {
+            field: {dtype: rate * factor for dtype, rate in rates.items()}
+            for field, rates in (("matmul_flops", self.matmul_flops), ("attention_flops", self.attention_flops))
+        }
 
 
 class Budgets(Frozen):

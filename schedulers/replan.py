@@ -70,7 +70,7 @@ class Measured:
             changes["host_bytes_s"] = planned.host_bytes_s * drifted["cpu"]
         if "compute" in drifted:
             speed = drifted["compute"]
-            changes["matmul_flops"] = {dtype: rate * speed for dtype, rate in planned.matmul_flops.items()}
+            changes |= planned.faster(speed)
             changes["operation_overhead_s"] = planned.operation_overhead_s / speed
         return planned.model_copy(update=changes)
 

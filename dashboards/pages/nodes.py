@@ -49,6 +49,8 @@ def profile_rows(profile: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "GPU memory", size(profile.get("gpu_memory_bytes"))
     for dtype, rate in sorted((profile.get("matmul_flops") or {}).items()):
         yield f"{dtype} products", f"{number((rate or 0) / 1e12)} TFLOPS"
+    for dtype, rate in sorted((profile.get("attention_flops") or {}).items()):
+        yield f"{dtype} attention", f"{number((rate or 0) / 1e12)} TFLOPS"
     yield "Layers reach", f"{100 * (profile.get('efficiency') or 0):.0f} % of that"
     yield "Host to GPU", _rate(profile.get("h2d_bytes_s"))
     yield "GPU to host", _rate(profile.get("d2h_bytes_s"))

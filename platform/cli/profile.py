@@ -69,6 +69,8 @@ def _draw(console: Console, measured: Measured) -> None:
     table.add_column("measured", justify="right")
     for dtype, rate in profile.matmul_flops.items():
         table.add_row(f"matrix products, {dtype}", f"{rate / 1e12:.3g} TFLOPS")
+    for dtype, rate in profile.attention_flops.items():
+        table.add_row(f"attention, {dtype}", f"{rate / 1e12:.3g} TFLOPS")
     table.add_row("GPU memory", format_bytes(profile.gpu_memory_bytes))
     table.add_row("host to GPU, GPU to host", f"{profile.h2d_bytes_s / 1e9:.3g}, {profile.d2h_bytes_s / 1e9:.3g} GB/s")
     limit = f"{format_bytes(measured.memory.limit_bytes)} ({measured.memory.source})"

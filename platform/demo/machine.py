@@ -6,7 +6,7 @@ from ...jobs.errors import DoesNotFit
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Policy, lower
 from ...jobs.policy.artifact import Home
-from ...schedulers.costs import staging_bytes, state_bytes
+from ...schedulers.costs import forward_seconds, staging_bytes, state_bytes
 from ...schedulers.hardware import HardwareProfile
 from ..planning import Limits, make_plan
 
@@ -46,7 +46,7 @@ def scale_links(profile: HardwareProfile, facts: ModelFacts) -> HardwareProfile:
     plan. The overhead becomes part of the layers' speed, to which the probes calibrate it.
     """
     layer = facts.layers[0]
-    link = layer.weight_bytes * profile.flops(facts.dtype) / (_LOAD_SHARE * layer.forward_flops)
+    link = layer.weight_bytes / (_LOAD_SHARE * forward_seconds(layer, facts, profile))
     return profile.model_copy(
         update={
             "h2d_bytes_s": link,

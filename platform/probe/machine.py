@@ -32,6 +32,7 @@ class Instruments:
     memory: Callable[[], HostMemory] = host_memory
     disk: Callable[[Path], DiskTier] = probe_disk
     matmul_flops: Callable[..., float] = rates.matmul_flops
+    attention_flops: Callable[..., float] = rates.attention_flops
     host_bytes_s: Callable[[], float] = rates.host_bytes_s
     update_parameters_s: Callable[[], float] = rates.update_parameters_s
     link_bytes_s: Callable[[torch.device], tuple[float, float]] = rates.link_bytes_s
@@ -131,6 +132,7 @@ def _cpu(use: Instruments, disk: DiskTier | None, memory: HostMemory) -> dict[st
 def _compute(use: Instruments, device: torch.device) -> dict[str, object]:
     return {
         "matmul_flops": {dtype: use.matmul_flops(dtype, device=device) for dtype in rates.DTYPES},
+        "attention_flops": {dtype: use.attention_flops(dtype, device=device) for dtype in rates.DTYPES},
         "operation_overhead_s": use.operation_overhead_s(device=device),
     }
 

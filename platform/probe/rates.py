@@ -43,6 +43,20 @@ def matmul_flops(dtype: str, *, device: torch.device, seconds: float = 0.4) -> f
     return 2.0 * side**3 / took
 
 
+def attention_flops(dtype: str, *, device: torch.device, seconds: float = 0.3) -> float:
+    """Floating-point operations per second of fused causal attention, all pairs of tokens counted.
+
+    4 rows of 32 heads, 4,096 tokens and 128 channels on a GPU; 1 row of 8 heads, 512 tokens and 64 channels on a CPU.
+    """
+    rows, heads, tokens, channels = (4, 32, 4096, 128) if device.type == "cuda" else (1, 8, 512, 64)
+    query, key, value = torch.randn(3, rows, heads, tokens, channels, device=device).to(DTYPES[dtype])
+
+    def attend() -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    return 4.0 * rows * heads * tokens**2 * channels / median_seconds(attend, seconds=seconds, device=device)
+
+
 def operation_overhead_s(*, device: torch.device, seconds: float = 0.2) -> float:
     """Seconds of a layer's forward that are not arithmetic: Python and launches.
 

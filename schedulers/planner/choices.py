@@ -316,6 +316,7 @@ def sorts_of(facts: ModelFacts) -> tuple[int, ...]:
         known.setdefault(
             (
                 layer.forward_flops,
+                layer.attention_flops,
                 layer.weight_bytes,
                 layer.output_bytes,
                 layer.saved_bytes,

@@ -62,7 +62,8 @@ def test_flops_of_a_llama_layer_are_those_of_its_products():
     tokens = ROWS * LENGTH
     products = 2 * tokens * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96)
     attention = 2 * (2 * ROWS * 4 * LENGTH * LENGTH * 16)
-    assert facts_of("llama").layers[0].forward_flops == products + attention
+    layer = facts_of("llama").layers[0]
+    assert (layer.forward_flops, layer.attention_flops) == (products + attention, attention)
 
 
 def test_bytes_follow_the_dtype():

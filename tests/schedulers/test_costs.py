@@ -13,6 +13,7 @@ from lazytrain.jobs.policy import Policy, Program, lower, lower_forward
 from lazytrain.jobs.policy.artifact import Home
 from lazytrain.schedulers.costs import (
     backward_forwards,
+    forward_seconds,
     host_bytes,
     layer_forwards,
     op_seconds,
@@ -54,6 +55,12 @@ def test_seconds_of_every_kind_of_operation(make_facts: Make, make_profile: Mach
     assert took["norm.1"] == weights / 1e10
     assert took["accumulate.1@1"] == 3 * weights / 1e10
     assert took["clip"] == 0.0
+
+
+def test_attention_takes_its_own_time(make_facts: Make, make_profile: Machine) -> None:
+    facts, profile = make_facts(2), make_profile(attention_flops={"bfloat16": 1e11, "float32": 1e11})
+    layer = facts.layers[0].model_copy(update={"attention_flops": facts.layers[0].forward_flops / 4})
+    assert forward_seconds(layer, facts, profile) == pytest.approx(0.75e-3 + 0.25e-2)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,19 @@ def test_every_known_gpu_makes_a_plausible_profile(name: str) -> None:
     assert profile.flops("bfloat16") == profile.matmul_flops["bfloat16"] * profile.efficiency
 
 
+def test_attention_has_a_rate_of_its_own_where_it_was_measured() -> None:
+    profile = hardware("H800")
+    assert profile.attention("bfloat16") == profile.flops("bfloat16")
+    measured = profile.model_copy(update={"attention_flops": {"bfloat16": 1e14}})
+    assert measured.attention("bfloat16") == 1e14 * measured.efficiency
+    assert measured.attention("float32") == measured.flops("float32")
+    twice = measured.model_copy(update=measured.faster(2.0))
+    assert (twice.attention("bfloat16"), twice.flops("bfloat16")) == (
+        2 * measured.attention("bfloat16"),
+        2 * measured.flops("bfloat16"),
+    )
+
+
 def test_overrides_replace_single_facts() -> None:
     profile = hardware("H800", gpu_memory="70GB", host_memory="256GiB", nvme="1TB", h2d_gbps=12, host_gbps=160)
     assert (profile.gpu_memory_bytes, profile.host_memory_bytes, profile.nvme_bytes) == (70 * 10**9, 256 << 30, 10**12)

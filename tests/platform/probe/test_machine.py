@@ -15,6 +15,7 @@ def instruments(**replaced: object) -> Instruments:
         "memory": lambda: HostMemory(64 * GIB, 14 * GIB, "cgroup v2"),
         "disk": lambda path: DiskTier(path, True, "", 100 * GIB, 1e9, 5e8),
         "matmul_flops": lambda dtype, device: {"float32": 1e11, "bfloat16": 2e11}[dtype],
+        "attention_flops": lambda dtype, device: {"float32": 5e10, "bfloat16": 6e10}[dtype],
         "host_bytes_s": lambda: 2e10,
         "update_parameters_s": lambda: 1e8,
         "link_bytes_s": lambda device: (2.5e10, 2.4e10),
@@ -30,6 +31,7 @@ def test_an_emulated_gpu_keeps_its_memory_and_links_and_gets_the_rest_measured()
     assert profile.device == "emulated"
     assert (profile.gpu_memory_bytes, profile.h2d_bytes_s) == (base.gpu_memory_bytes, base.h2d_bytes_s)
     assert profile.matmul_flops == {"float32": 1e11, "bfloat16": 2e11}
+    assert profile.attention_flops == {"float32": 5e10, "bfloat16": 6e10}
     assert profile.operation_overhead_s == 3e-4
     assert profile.host_memory_bytes == 49 * GIB
     assert profile.update_parameters_s == 1e8
@@ -66,6 +68,7 @@ def test_the_real_instruments_give_sane_rates(tmp_path: Path) -> None:
     """On any machine of the last fifteen years, a laptop or a server: nothing zero, nothing impossible."""
     use = Instruments()
     assert 1e8 < use.matmul_flops("float32", device=torch.device("cpu"), seconds=0.01) < 1e14
+    assert 1e7 < use.attention_flops("float32", device=torch.device("cpu"), seconds=0.01) < 1e14
     assert 1e-6 < use.operation_overhead_s(device=torch.device("cpu"), seconds=0.01) < 1.0
     assert 1e7 < use.host_bytes_s() < 1e13
     assert 1e4 < use.update_parameters_s() < 1e12
@@ -91,6 +94,7 @@ def test_gpudirect_is_planned_with_where_gpu_and_disk_have_it(
     use = instruments(
         disk=lambda path: DiskTier(path, works, "" if works else "unavailable (full)", GIB, 1e9, 1e9),
         matmul_flops=lambda dtype, device: 1e11,
+        attention_flops=lambda dtype, device: 1e11,
         pinned_limit_bytes=lambda memory, device: None,
         gpudirect_problem=lambda path: problem,
     )

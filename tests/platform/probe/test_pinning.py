@@ -64,6 +64,7 @@ def test_a_measured_gpu_has_the_limit_in_its_profile_and_a_plan_leaves_room_for_
 
     use = Instruments(
         memory=lambda: HOST, matmul_flops=lambda dtype, device: 1e12, host_bytes_s=lambda: 2e10,
+        attention_flops=lambda dtype, device: 1e12,
         update_parameters_s=lambda: 1e8, link_bytes_s=lambda device: (2e10, 2e10),
         operation_overhead_s=lambda device: 1e-4, pinned_limit_bytes=limit,
     )  # fmt: skip
