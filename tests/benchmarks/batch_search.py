@@ -35,6 +35,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in every training process of ours
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -39,6 +39,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in every training process of ours
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -30,6 +30,8 @@ from importlib.metadata import version
 from multiprocessing.connection import Connection
 from typing import Any
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in every training process of ours
+
 import torch
 from simulator import Case as Prepared
 from simulator import base_profile, calibrated, make_model, step

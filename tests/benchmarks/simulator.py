@@ -28,6 +28,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in every training process of ours
+
 import torch
 from resume import Kept
 from transformers import LlamaConfig, LlamaForCausalLM
