@@ -22,6 +22,11 @@ from packaging.requirements import Requirement
 IMAGES = Path(__file__).parents[1] / "deploy" / "images"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The demo first: it takes minutes, and whoever runs it last lets the other worker wait."""
+    items.sort(key=lambda item: item.path.name != "test_demo.py")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
