@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_AUTH_MODE"] = "disabled"
 # Also for the processes that tests start: two tests run at a time, and threads that wait spinning would stop the other
