@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -35,9 +35,8 @@ class _Loader(yaml.SafeLoader):
     By PyYAML's own rules, those of version 1.1, they are a word, eight, False, ninety and a date.
     """
 
-    yaml_implicit_resolvers: ClassVar[dict[str | None, Any]] = {}
 
-
+_Loader.yaml_implicit_resolvers = {}
 for _name, _pattern in _PLAIN.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"(?:{_pattern})$"), None)
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
