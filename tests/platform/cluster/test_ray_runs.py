@@ -43,12 +43,13 @@ def order(job: Path, run_dir: Path, *, length: int = 48, retries: int = 0, steps
 
 
 def given_back() -> bool:
-    """Whether the GPU is free and no placement group is left; Ray may take ten seconds to say so."""
-    deadline = time.monotonic() + 10
+    """Whether the GPU is free and no placement group is left; Ray may take ten seconds to say so, longer under load."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         groups = [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
         if ray.available_resources().get("GPU") == 1 and not groups:
             return True
+        time.sleep(0.1)
     return False
 
 
