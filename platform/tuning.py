@@ -97,8 +97,8 @@ def search_batch(order: SearchOrder, on_trial: Callable[[Trial], None] = lambda 
     """
     if not order.node:
         require(list_nodes(), {"CPU": order.cpus, "GPU": order.gpus}, order.kind)
-    searcher = _AskTell(order)
     stopper = _OnRequest()
+    searcher = _AskTell(order, stopper.stop_all)
     heard = 0
 
     def look() -> None:
@@ -177,9 +177,10 @@ class _AskTell(Searcher):
     once, without a trial.
     """
 
-    def __init__(self, order: SearchOrder) -> None:
+    def __init__(self, order: SearchOrder, stopped: Callable[[], bool] = lambda: False) -> None:
+        """``stopped`` is asked before each plan, of which a dozen can take longer than whoever stops will wait."""
         super().__init__(metric=_KEY, mode="max")
-        self._order = order
+        self._order, self._stopped = order, stopped
         self._search = GuidedSearch(order.low, order.high, order.objective, self._expect)
         self._plans: dict[int, tuple[ModelFacts, Plan]] = {}
         self._running: dict[str, tuple[int, ModelFacts, Plan]] = {}
@@ -212,6 +213,8 @@ class _AskTell(Searcher):
         return None
 
     def _plan(self, batch: int) -> tuple[ModelFacts, Plan]:
+        if self._stopped():
+            raise LazytrainError("the search was asked to stop")
         if batch not in self._plans:
             self._plans[batch] = self._order.plan_batch(batch)
         return self._plans[batch]

@@ -16,7 +16,7 @@ from lazytrain.jobs.policy import Policy, Predicted
 from lazytrain.platform.cluster.local import LocalRay
 from lazytrain.platform.settings import Settings
 from lazytrain.platform.trial import Report
-from lazytrain.platform.tuning import SearchOrder, Trial, search_batch
+from lazytrain.platform.tuning import SearchOrder, Trial, _AskTell, search_batch
 from lazytrain.schedulers.planner import Plan, Reason
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -190,6 +190,20 @@ def test_two_searches_do_not_run_each_others_code(tmp_path: Path) -> None:
 def test_a_gpu_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match="H800"):
         search_batch(order(tmp_path, fits_up_to(1), kind="H800"))
+
+
+def test_no_more_plans_are_made_once_it_is_asked_to_stop(tmp_path: Path) -> None:
+    """Ray Tune waits for a suggestion, which may take a dozen plans, and the cluster closes while it does."""
+    planned: list[int] = []
+    asked = order(tmp_path, fits_up_to(8), objective="throughput", high=64)
+
+    def plan_batch(batch: int) -> tuple[ModelFacts, Plan]:
+        planned.append(batch)
+        return asked.plan_batch(batch)
+
+    counting = SearchOrder(**{**vars(asked), "plan_batch": plan_batch})
+    assert _AskTell(counting, lambda: len(planned) == 3).suggest("a") == _AskTell.FINISHED
+    assert len(planned) == 3
 
 
 def test_ctrl_c_gives_everything_back(tmp_path: Path) -> None:
