@@ -177,7 +177,7 @@ class _AskTell(Searcher):
     once, without a trial.
     """
 
-    def __init__(self, order: SearchOrder, stopped: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, order: SearchOrder, stopped: Callable[[], bool]) -> None:
         """``stopped`` is asked before each plan, of which a dozen can take longer than whoever stops will wait."""
         super().__init__(metric=_KEY, mode="max")
         self._order, self._stopped = order, stopped
