@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -388,7 +389,15 @@ def test_nothing_is_left_of_a_stream_that_was_closed_dropped_or_never_opened(mak
             if ending == "close":
                 streamed.close()
             del streamed
-        gc.collect()
-        gc.collect()
+        _wait_for_the_end_of(lambda: set(threading.enumerate()) - others)
         assert [thread.name for thread in set(threading.enumerate()) - others] == [], ending
         assert files() == before, ending
+
+
+def _wait_for_the_end_of(threads, most_s=60.0):
+    """Collects until no thread is left: updates that were under way hold a dropped stream until they have ended."""
+    deadline = time.monotonic() + most_s
+    gc.collect()
+    while (left := threads()) and time.monotonic() < deadline:
+        left.pop().join(0.05)
+        gc.collect()
