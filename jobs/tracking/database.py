@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, LazytrainError
 
 _SQLITE = "sqlite:///"
 _ENVIRONMENT = {
@@ -26,10 +26,14 @@ def create_database(uri: str, experiment: str) -> str:
 
     Safe to call from many processes at once (MLflow's own first start is not: half-made tables are left behind);
     the platform calls it before it starts any writer. Artifacts of a SQLite store go beside the file.
+    Raises LazytrainError for an experiment that somebody has deleted: MLflow lets no run begin in it.
     """
     client = connect(uri)
     with _alone(uri) as database:
         found = client.get_experiment_by_name(experiment)
+        if found is not None and found.lifecycle_stage == "deleted":
+            restore = f"mlflow experiments restore --experiment-id {found.experiment_id}"
+            raise LazytrainError(f"the experiment {experiment} was deleted in MLflow", hint=restore)
         if found is not None:
             return str(found.experiment_id)
         location = (database.parent / "mlartifacts").as_uri() if database else None

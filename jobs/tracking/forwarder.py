@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..errors import LazytrainError
 from .database import connect, create_database
 from .metric_log import NON_FINITE, Row, read_from
 from .record import JOB_ID, RunRecord
@@ -31,7 +32,8 @@ _FINAL = ("FINISHED", "FAILED", "KILLED")
 class Forwarder:
     """Sends what is new since the last call.
 
-    ``send`` raises whatever MLflow, its store or the network raise; called again it goes on where it was.
+    ``send`` raises whatever MLflow, its store or the network raise, and LazytrainError for a run or an experiment that
+    somebody has deleted there; called again it goes on where it was.
     """
 
     def __init__(self, record: RunRecord, metrics: Path) -> None:
@@ -57,6 +59,8 @@ class Forwarder:
         """Find the run before making one: an answer that was lost must not leave a second, empty run."""
         experiment_id = create_database(self.record.uri, self.record.experiment)
         client = connect(self.record.uri)
+        if self.record.run_id is not None and _run(client, self.record.run_id) is None:
+            self._forget()
         run_id = self.record.run_id or _find_run(client, experiment_id, self.record.job_id)
         if run_id is None:
             tags = {JOB_ID: self.record.job_id}
@@ -68,9 +72,15 @@ class Forwarder:
             self.record.save()
         self._client = client
 
+    def _forget(self) -> None:
+        """MLflow has lost the run (a store that was set up anew, a run that was purged): another gets the whole log."""
+        log.warning("run %s is no longer in MLflow: another one is made", self.record.run_id)
+        with self.lock:
+            self.record.run_id, self.record.described, self.record.offset, self.record.step = None, 0, 0, -1
+
     def _reopen(self, client: Any, run_id: str) -> None:
         """Go on with a run that is there: know its steps, count this attempt, mark it as running."""
-        run = client.get_run(run_id)
+        run = _active(client, run_id)
         if self.record.run_id is None:
             self.record.attempt = max(self.record.attempt, int(run.data.tags.get(ATTEMPT, 0)) + 1)
         if run.info.status in _FINAL and self.record.described < self.record.attempt:
@@ -127,6 +137,7 @@ class Forwarder:
         except MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
+            _active(self._client, self.record.run_id)
             log.error("MLflow refuses %s of run %s: %s", " and ".join(batch), self.record.run_id, error)
 
     def _new(self, row: Row) -> Iterator[tuple[str, float]]:
@@ -148,7 +159,7 @@ class Forwarder:
 
     def _terminate(self, status: str) -> None:
         """End the run, unless somebody else (the platform, a person) has said how it ended."""
-        if self._client.get_run(self.record.run_id).info.status not in _FINAL:
+        if _active(self._client, self.record.run_id).info.status not in _FINAL:
             self._client.set_terminated(self.record.run_id, status)
         with self.lock:
             self.record.status = None
@@ -160,6 +171,26 @@ def _find_run(client: Any, experiment_id: str, job_id: str) -> str | None:
         [experiment_id], f"tags.`{JOB_ID}` = '{job_id}'", order_by=["attributes.start_time ASC"], max_results=1
     )
     return found[0].info.run_id if found else None
+
+
+def _run(client: Any, run_id: str) -> Any:
+    """The run; None if MLflow does not know it, or no longer."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+def _active(client: Any, run_id: str | None) -> Any:
+    """The run. Raises LazytrainError if somebody has deleted it: only they can want it back."""
+    run = client.get_run(run_id)
+    if run.info.lifecycle_stage == "deleted":
+        raise LazytrainError(f"run {run_id} was deleted in MLflow", hint=f"mlflow runs restore --run-id {run_id}")
+    return run
 
 
 def _allowed(name: str) -> str:

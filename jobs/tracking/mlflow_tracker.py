@@ -103,7 +103,7 @@ class MLflowTracker:
         self._give_up.set()
         self._log.close()
         if self._thread.is_alive():
-            log.warning("MLflow does not answer: the rest of %s waits in that directory", self._run_dir)
+            log.warning("MLflow has not taken all of %s: the rest waits in that directory", self._run_dir)
 
     def _forward(self) -> None:
         """The background thread: send, and while that fails try again ever less often."""
@@ -115,7 +115,7 @@ class MLflowTracker:
                 self._forwarder.send()
             except Exception as error:  # whatever MLflow, SQL or HTTP raise: an outage must not reach training
                 if not pause_s:
-                    log.warning("MLflow cannot be reached, metrics are kept in %s: %s", self._log.path, error)
+                    log.warning("MLflow does not take the metrics, they are kept in %s: %s", self._log.path, error)
                 pause_s = min(2 * pause_s or self._interval_s, _LONGEST_PAUSE_S)
                 continue
             if last:

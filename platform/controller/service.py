@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from ...jobs.errors import LazytrainError, Unreachable
+from ...jobs.errors import InputError, Unreachable
 from ...jobs.tracking import create_database
 from ...schedulers.placement import Rules, decide
 from ..admission import PlannerProcess
@@ -148,12 +148,14 @@ def _rules(settings: Settings) -> Rules:
 
 
 def _mlflow(settings: Settings) -> str:
-    """The MLflow store, made before anybody writes to it; empty if it cannot be made."""
+    """The MLflow store, made before anybody writes to it; empty without MLflow."""
     try:
         create_database(settings.tracking_uri, Config.experiment)
-    except LazytrainError as error:
+    except InputError as error:
         log.warning("without MLflow: %s", error)
         return ""
+    except Exception as error:  # MLflow, SQL and HTTP each have their own; jobs go on, and tell it when it answers
+        log.warning("MLflow takes no runs yet: %s", error)
     return settings.tracking_uri
 
 

@@ -576,3 +576,51 @@ def test_telemetry_is_off_and_globals_untouched(uri: str, open_tracker: Callable
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert mlflow.get_tracking_uri() == before
     assert importlib.import_module("mlflow").active_run() is None
+
+
+def test_what_a_deleted_run_missed_arrives_when_it_is_restored(
+    uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = forwarder(uri, tmp_path)
+    metrics = MetricLog(tmp_path / "metrics.jsonl")
+    metrics.append(1, {"loss": 3.0})
+    sender.send()
+    run_id = sender.record.run_id
+    client(uri).delete_run(run_id)
+    metrics.append(2, {"loss": 2.0})
+    for again in (sender, forwarder(uri, tmp_path)):  # in the same process, and in the next attempt's
+        with pytest.raises(LazytrainError, match=f"{run_id} was deleted") as refused:
+            again.send()
+        assert run_id in refused.value.hint
+    client(uri).restore_run(run_id)
+    again.record.status = "FINISHED"
+    again.send()
+    assert history(uri, "loss") == [(1, 3.0), (2, 2.0)]
+    assert only_run(uri).info.status == "FINISHED"
+
+
+def test_a_run_that_mlflow_has_lost_is_sent_again_as_a_whole(uri: str, tmp_path: Path) -> None:
+    """``mlflow gc`` took it, or the store was set up anew under the same name."""
+    sender = forwarder(uri, tmp_path)
+    metrics = MetricLog(tmp_path / "metrics.jsonl")
+    metrics.append(1, {"loss": 3.0})
+    sender.send()
+    with contextlib.closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as database, database:
+        for table in ("metrics", "latest_metrics", "params", "tags", "runs"):
+            database.execute(f"DELETE FROM {table}")
+    metrics.append(2, {"loss": 2.0})
+    forwarder(uri, tmp_path, params={"lr": 0.5}).send()
+    assert history(uri, "loss") == [(1, 3.0), (2, 2.0)]
+    assert only_run(uri).data.params["lr"] == "0.5"
+
+
+def test_a_deleted_experiment_is_named_and_its_runs_arrive_when_it_is_restored(uri: str, tmp_path: Path) -> None:
+    experiment = client(uri).get_experiment_by_name(EXPERIMENT).experiment_id
+    client(uri).delete_experiment(experiment)
+    sender = forwarder(uri, tmp_path)
+    with pytest.raises(LazytrainError, match=f"experiment {EXPERIMENT} was deleted") as refused:
+        sender.send()
+    assert f"--experiment-id {experiment}" in refused.value.hint
+    client(uri).restore_experiment(experiment)
+    sender.send()
+    assert only_run(uri).info.run_id == sender.record.run_id
