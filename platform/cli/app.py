@@ -131,13 +131,27 @@ def run(arguments: Sequence[str]) -> int:
         hint = "pip install lazytrain brings all; the images of a server and of a worker leave out what they do not do"
         return _fail(InputError(f"this needs {error.name}, which is not installed here", hint=hint), as_json)
     except Exception as error:
-        log = write_trace(error, Settings.read().log_dir)
-        message = f"unexpected {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        message, hint = _unexpected(error), _traced(error)
         if as_json:
-            _print_json({"code": "unexpected", "message": message, "hint": f"full trace in {log}", "field": ""})
-        _say(message, f"the full trace is in {log}")
+            _print_json({"code": "unexpected", "message": message, "hint": hint, "field": ""})
+        _say(message, hint)
         return 1
     return 0
+
+
+def _unexpected(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return f"unexpected {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _traced(error: Exception) -> str:
+    """Where the trace is; the folder for it may be the very thing that cannot be used."""
+    settings = Settings.read()
+    try:
+        return f"the full trace is in {write_trace(error, settings.log_dir)}"
+    except OSError as unwritable:
+        return f"its trace could not be kept ({unwritable}); LAZYTRAIN_HOME is {settings.home}"
 
 
 def _fail(error: LazytrainError, as_json: bool) -> int:

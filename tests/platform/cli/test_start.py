@@ -114,6 +114,19 @@ def test_another_error_goes_to_a_log(
     assert str(log.stat().st_mode & 0o777) == str(0o600)
 
 
+def test_where_no_trace_can_be_kept_the_error_is_still_said(
+    failing: "list[BaseException]", home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.parent.mkdir(parents=True, exist_ok=True)
+    home.write_text("a file where the folder should be", encoding="utf-8")
+    failing.append(NotADirectoryError(20, "Not a directory", str(home / "token")))
+    assert run(["plan", "--json"]) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["error"]["message"] == f"{home / 'token'}: Not a directory"
+    assert f"LAZYTRAIN_HOME is {home}" in shown.err
+    assert "Traceback" not in shown.err
+
+
 def test_ctrl_c_is_130(failing: "list[BaseException]") -> None:
     failing.append(KeyboardInterrupt())
     assert run(["demo"]) == 130
