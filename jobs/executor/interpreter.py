@@ -1,8 +1,9 @@
 """Interprets a step program: who runs when, on which stream, after what.
 
 Compute operations are driven from outside, by the model. Before each, everything that stands before it in the program
-is handed to its stream, and the compute thread waits for what the operation needs; after it, what follows up to the
-next compute operation is handed over at once.
+is handed to its stream, and the compute thread waits for what the operation needs; after it, what follows is handed
+over at once, up to the next compute operation or to the first that takes memory of the device: until the model has gone
+on, its own frames, or autograd's, still hold what the operation was given.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Interpreter:
     def reset(self, program: Program) -> None:
         """Be at the end of ``program``, nothing having run."""
         self.program, self._next = program, len(program.ops)
+        self._taking = {buffer.acquired_by for buffer in program.buffers if buffer.tier == "gpu"}
         self._events: dict[str, Event] = {}
 
     def begin(self, program: Program, updates: Mapping[str, Event]) -> None:
@@ -93,14 +95,16 @@ class Interpreter:
         return op
 
     def finish(self, op: Op) -> None:
-        """A compute operation has ended: hand over what follows it."""
+        """A compute operation has ended: hand over what follows it and needs no room on the device."""
         self._checks.finished(op)
         self._events[op.id] = self._device.compute_event()
         self._device.compute_ended(op.id, self._started)
         self._next += 1
         while not self.at_end:
             following = self.program.ops[self._next]
-            if following.stream == "compute" or following.kind in ("offload", "spill"):
+            if following.stream == "compute" or following.id in self._taking:
+                break
+            if following.kind in ("offload", "spill"):
                 break  # the boundary that they take comes with the next tick
             self._issue(following)
 

@@ -109,6 +109,20 @@ def test_a_device_of_the_promised_size_is_never_out_of_memory(seed, make_model, 
             streamed.gradients()
 
 
+@pytest.mark.parametrize("kept", ["matmuls", "all"])
+def test_what_comes_back_takes_room_only_once_autograd_has_given_up_the_gradient_before(kept, make_model, facts_of):
+    """The most is held between two backwards, when a boundary and internals have been sent for."""
+    facts, model = facts_of("llama"), make_model("llama")
+    swapped = [LayerPolicy(index=i, internals=kept, internals_home="host") for i in range(4)]
+    policy = Policy.from_homes(facts, ["host"] * 4 + ["gpu"] * 2)
+    policy = policy.model_copy(update={"layers": (*swapped, LayerPolicy(index=4, internals="all"))})
+    budget = Emulated(memory_bytes=lower(policy, facts).peak_bytes("gpu"))
+    with stream(model, policy, device=budget, facts=facts) as streamed:
+        for _ in range(2):
+            streamed.model(**padded_batch(model, 3, 17, 50)).loss.backward()
+            streamed.gradients()
+
+
 @pytest.mark.parametrize("bytes_s", [None, 2e7])
 def test_the_peak_is_the_promise_on_links_of_any_speed(bytes_s, make_model, facts_of):
     """Copies in flight hold their memory until compute waits for them, however early they have ended."""
