@@ -19,7 +19,7 @@ from ..costs import backward_forwards, forward_seconds
 from .choices import Choices, Problem
 from .counts import Counts
 from .loose import MOST_SEEN, Family, LooseTiming
-from .parking import parkable
+from .parking import most_spared_bytes, parkable
 from .solver import run_solver, status_of, work_of
 
 WEIGHT_SLOTS: Final = (2, 4)
@@ -134,8 +134,8 @@ def _demand(model: Any, choices: Choices, family: Family) -> None:
 
 def _parked_bytes(problem: Problem) -> int:
     """The most host memory that optimizer state on NVMe could give back."""
-    most = problem.spared_bytes(replace(problem.shape, parked=len(parkable(problem.facts))))
-    return min(problem.budgets.nvme_bytes, most)
+    sizes = parkable(problem.facts, problem.optimizer, problem.accumulation)
+    return min(problem.budgets.nvme_bytes, most_spared_bytes(sizes))
 
 
 def compute_seconds(problem: Problem) -> float:
@@ -163,5 +163,5 @@ def _counts(choices: Choices, values: dict[Any, float], family: Family) -> Count
         nvme=totals.get(("nvme",), 0),
         kept={group[1:]: number for group, number in totals.items() if group[0] == "kept" and number},
         resident=math.ceil(values[choices.residents] - 0.5) if family.residents[1] else 0,
-        parked_bytes=round(values[choices.spared] * choices.unit) if choices.problem.parked_bytes else 0,
+        parked_bytes=round(sum(values[part.spared] for part in choices.parked) * choices.unit),
     )

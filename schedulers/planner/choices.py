@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from ortools.math_opt.python import mathopt
 
@@ -14,9 +14,10 @@ from ...jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ...jobs.policy import LayerPolicy, Parked, Policy
 from ...jobs.policy.artifact import Home
 from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING
+from ...jobs.policy.parked import RING
 from ..costs import staging_bytes, state_bytes
 from ..hardware import Budgets, HardwareProfile
-from .parking import least_ring_bytes, park_last, spared_bytes
+from .parking import Parking, park_last, parkable, spared_bytes
 
 Kept = Literal["matmuls", "all"]
 KEPT: Final[tuple[Kept, ...]] = ("matmuls", "all")
@@ -35,8 +36,8 @@ class Shape:
     weight_slots: int = 2
     staging_slots: int = 2
     resident: frozenset[int] = frozenset()
-    parked: int = 0
-    """Layers whose optimizer state and gradient are on NVMe: the last ones that have any, whose updates come last."""
+    parked: Parking = Parking()
+    """Layers whose optimizer state or gradient is on NVMe."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,19 @@ class Problem:
     def _plain(self) -> Policy:
         made = Policy.from_homes(self.facts, ["gpu"] * (len(self.facts.layers) + 1), accumulation=self.accumulation)
         return made.model_copy(update={"optimizer": self.optimizer})
+
+
+class ParkedPart(NamedTuple):
+    """What of one kind, states or gradients, is on NVMe, in units of `Choices.unit`."""
+
+    moved: Term
+    """What is read and written."""
+    spared: Term
+    """Host memory that this gives back."""
+    some: Term
+    """1 where it is anything at all."""
+    least: float
+    """That of one layer, at least."""
 
 
 class Choices:
@@ -199,25 +213,43 @@ class Choices:
         held = mathopt.fast_sum(
             self.sizes[i] / self.unit * self.away[i] + self.kept_bytes(i, "host") * (1 / self.unit) for i in self.layers
         )
+        self.some_on_nvme: Any = None
+        """1 where any boundary is on NVMe; None where none can be."""
         if any(variable is not None for variable in self.nvme):
-            some = self.model.add_binary_variable()
+            some = self.some_on_nvme = self.model.add_binary_variable()
             for variable in self.nvme:
                 if variable is not None:
                     constrain(variable <= some)
             constrain(on_nvme <= self.problem.budgets.nvme_bytes / self.unit)
             held += self.nvme_staging / self.unit * some
-        self.spared, self.parked = self._parking()
+        self.parked = self._parking()
+        self.spared = mathopt.fast_sum(part.spared for part in self.parked)
         room = self.unparked_room if self.problem.parked_bytes else self.host_room
         constrain(held - on_nvme - self.spared <= room / self.unit)
 
-    def _parking(self) -> tuple[Term, Term]:
-        """Host memory that optimizer state on NVMe gives back, and what is parked for that: the buffers' part more."""
-        most = self.problem.parked_bytes / self.unit
-        if not most:
-            return 0.0, 0.0
-        spared, some = self.model.add_variable(lb=0.0, ub=most), self.model.add_binary_variable()
-        self.model.add_linear_constraint(spared <= most * some)
-        return spared, spared + least_ring_bytes(self.facts, self.problem.optimizer) / self.unit * some
+    def _parking(self) -> tuple[ParkedPart, ...]:
+        """Optimizer state and gradients on NVMe, as much of each as the solver likes, where it may like any."""
+        problem = self.problem
+        if not problem.parked_bytes:
+            return ()
+        kinds = parkable(self.facts, problem.optimizer, problem.accumulation)
+        parts = tuple(self._parked_part(sizes) for sizes in kinds)
+        most = problem.parked_bytes / self.unit
+        self.model.add_linear_constraint(mathopt.fast_sum(part.spared for part in parts) <= most)
+        return parts
+
+    def _parked_part(self, sizes: tuple[int, ...]) -> ParkedPart:
+        """Whole layers of it where all are equal. The host gets back what is beyond the buffers that it passes."""
+        model, total, least = self.model, sum(sizes) / self.unit, min(sizes) / self.unit
+        some = model.add_binary_variable()
+        if least == max(sizes) / self.unit:
+            moved: Term = model.add_integer_variable(lb=0, ub=len(sizes)) * least
+        else:
+            moved = model.add_variable(lb=0.0, ub=total)
+        spared = model.add_variable(lb=0.0, ub=total)
+        model.add_linear_constraint(moved <= total * some)
+        model.add_linear_constraint(spared <= moved - RING * least * some)
+        return ParkedPart(moved, spared, some, least)
 
     def _add_gpu_memory(self) -> None:
         """Bytes at each forward, at the loss and at each backward."""

@@ -11,26 +11,19 @@ unless the deadline comes first, which the answer then says, equal questions get
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
-from ...jobs.errors import DoesNotFit
-from ...jobs.policy import Policy
-from ...jobs.policy.artifact import Home
-from ..baselines import every_kth, keep_all, megatrain, shortages
-from ..costs import lowered
 from ..hardware import Budgets
-from ..simulator import simulate, step_seconds
+from ..simulator import simulate
 from .bound import Bound, Certificate, bound_of, families_of, parts_of, within
 from .choices import Problem, Shape
 from .counts import Counts
 from .exact import Exact, solve_exact
+from .first import Fastest, first_best
 from .loose import Family
-from .parking import fewest_parked, park_last
-from .search import NoScheduleError, OutOfTimeError, Question, find
+from .parking import Parking, quickest_parking
+from .search import Question
 
 PROOF: Final = 0.0099
 """Share of the step time by which no policy is proven to be faster, where the search ends."""
@@ -40,8 +33,6 @@ SPARE: Final = 0.95
 """Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
 LIKELY: Final = ((3, 3), (2, 3))
 """Weight and staging slots of the shapes that are tried first."""
-PAPER_SECONDS: Final = 2.0
-"""Time for the paper's plan, which is a candidate too."""
 WHOLE_LAYERS: Final = 6
 """Of longer chains the exact program has no blocks longer than the bound's, and no NVMe where the bound uses none."""
 FAMILIES: Final = 24
@@ -56,30 +47,20 @@ TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
 MOST_MICRO_BATCHES: Final = 2
 """Micro-batches whose timing the exact program sees."""
-BETTER: Final = 1e-9
-"""Share of the step time by which a policy must be faster to be taken."""
 
 Key = tuple[Shape, int, bool]
 """An exact program: its shape, the longest block, and whether boundaries may be on NVMe."""
 
 
-@dataclass
-class Search:
+class Search(Fastest):
     """One search: the question, the best policy so far, what was proven, and the work done."""
 
-    question: Question
-    certificate: Certificate = field(default_factory=Certificate)
-    policy: Policy | None = None
-    step_s: float = float("inf")
-    programs: dict[Key, Exact] = field(default_factory=dict)
-    work: int = 0
-    out_of_time: bool = False
-
-    @property
-    def best(self) -> Policy:
-        """The fastest policy so far."""
-        assert self.policy is not None  # a rule that fits comes first
-        return self.policy
+    def __init__(self, question: Question) -> None:
+        super().__init__(question)
+        self.certificate = Certificate()
+        self.programs: dict[Key, Exact] = {}
+        self.work = 0
+        self.out_of_time = False
 
     @property
     def bound_s(self) -> float | None:
@@ -90,20 +71,6 @@ class Search:
     def proven(self) -> bool:
         """Whether no policy of the families so far is faster by more than the proof asks for."""
         return bool(self.certificate.families) and self.certificate.bound_s >= self.step_s * (1 - PROOF)
-
-    def offer(self, policy: Policy) -> dict[str, int] | None:
-        """Take a policy if it is faster than the best and fits; what it is short of if only memory is in its way."""
-        question, policy = self.question, self.question.own(policy)
-        program = lowered(policy, question.facts)
-        step_s = step_seconds(program, question.facts, question.profile)
-        if step_s >= self.step_s * (1 - BETTER):
-            return None
-        short = {
-            s["resource"]: s["shortfall_bytes"] for s in shortages(policy, question.facts, question.budgets, program)
-        }
-        if not short:
-            self.step_s, self.policy = step_s, policy
-        return short
 
     def run(self) -> None:
         """Bound and solve until the plan is proven, or the work that may be done is."""
@@ -227,7 +194,7 @@ class Search:
         left = max(0.0, 1 - self.work / WORK)
         return max(1, int(NODES / layers / max(1, len(self.programs)) * left))
 
-    def _key(self, least: Bound, *, parked: int | None = None) -> Key:
+    def _key(self, least: Bound, *, parked: Parking | None = None) -> Key:
         """The exact program of a family."""
         family, counts, facts = least.family, least.counts, self.question.facts
         number = counts.resident if counts else family.residents[0]
@@ -239,12 +206,13 @@ class Search:
             return shape, self.question.longest_block if family.blocks[1] else 1, bool(family.nvme[1])
         return shape, counts.longest_block if family.blocks[1] else 1, bool(family.nvme[1] and counts.nvme)
 
-    def _parked(self, counts: Counts | None) -> int:
-        """Layers with optimizer state on NVMe: as many as the bound wants room for, or else as the best policy has."""
+    def _parked(self, counts: Counts | None) -> Parking:
+        """Layers with state or gradient on NVMe: for as much room as the bound wants, or as the best policy has."""
+        question = self.question
         if counts is None:
-            return sum(layer.optimizer_home == "nvme" for layer in self.best.layers)
+            return Parking.of(self.best)
         plain = self.best.parked()
-        return fewest_parked(plain, self.question.facts, counts.parked_bytes) or 0
+        return quickest_parking(plain, question.facts, question.profile, counts.parked_bytes) or Parking()
 
     def _covers(self, least: Bound) -> bool:
         """Whether the exact program leaves out nobody of the family."""
@@ -287,56 +255,3 @@ def _less(budgets: Budgets, short: dict[str, int]) -> Budgets:
     """The budgets without what a policy was short of."""
     gpu, host = (short.get(name, 0) for name in ("gpu_memory", "host_memory"))
     return budgets.model_copy(update={"gpu_bytes": budgets.gpu_bytes - gpu, "host_bytes": budgets.host_bytes - host})
-
-
-def first_best(question: Question) -> Policy:
-    """The fastest fixed rule that fits, or the paper's plan; where none does, a plan with optimizer state on NVMe, or
-    one with copies out one by one."""
-    search = Search(question)
-    for policy in _rules(question):
-        search.offer(policy)
-    for interval in range(1, question.longest_block + 1) if question.budgets.nvme_bytes else ():
-        if search.policy is not None:
-            break
-        for policy in _parked(question, interval):
-            search.offer(policy)
-    return search.policy or find(replace(question, staging_slots=1)).policy
-
-
-def _rules(question: Question) -> Iterator[Policy]:
-    facts, accumulation = question.facts, question.accumulation
-    yield keep_all(facts, accumulation=accumulation)
-    yield megatrain(facts, accumulation=accumulation)
-    for interval in range(1, question.longest_block + 1):
-        with suppress(DoesNotFit):
-            yield every_kth(
-                facts,
-                question.profile,
-                question.budgets,
-                interval=interval,
-                accumulation=accumulation,
-                optimizer=question.optimizer,
-            )
-            break  # longer blocks recompute more
-    else:
-        return  # where no rule fits, the time goes to finding anything that does
-    with suppress(NoScheduleError, OutOfTimeError):
-        yield paper_plan(question)
-
-
-def _parked(question: Question, interval: int) -> Iterator[Policy]:
-    """Every ``interval``-th boundary in one tier, and on NVMe the optimizer state that the host has no room for."""
-    facts, layers = question.facts, len(question.facts.layers)
-    tiers: tuple[Home, ...] = ("gpu", "host", "nvme")
-    for tier in tiers:
-        homes: list[Home] = ["recompute" if i % interval else tier for i in range(layers)]
-        made = question.own(Policy.from_homes(facts, [*homes, "gpu"], accumulation=question.accumulation))
-        short = {s["resource"]: s["shortfall_bytes"] for s in shortages(made, facts, question.budgets)}
-        number = fewest_parked(made, facts, short.get("host_memory", 0))
-        if number is not None:
-            yield park_last(made, facts, number)
-
-
-def paper_plan(question: Question) -> Policy:
-    """The paper's plan for the question. Raises NoScheduleError or OutOfTimeError."""
-    return find(replace(question, deadline=min(question.deadline, time.monotonic() + PAPER_SECONDS))).policy
