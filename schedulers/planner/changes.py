@@ -65,13 +65,13 @@ def _state_on_nvme(question: Question) -> Iterator[Change]:
     if question.budgets.nvme_bytes >= size:
         return
     policy = _any_plan(question.with_budgets(nvme=2 * size))
-    if policy is None or Parking.of(policy) == Parking():
+    parking = Parking.of(policy, facts) if policy is not None else Parking()
+    if policy is None or parking == Parking():
         return
     predicted = predict(policy, facts, question.profile)
-    states, gradients = Parking.of(policy)
     words = (
-        f"{format_bytes(predicted.nvme_bytes)} on NVMe, for the optimizer state of {states} and the gradients of "
-        f"{gradients} of {len(policy.layers)} layers"
+        f"{format_bytes(predicted.nvme_bytes)} on NVMe, for the optimizer state of {parking.states} and the gradients of "
+        f"{parking.gradients} of {len(policy.layers)} layers"
     )
     yield Change(what="nvme", words=words, step_s=predicted.step_s, tokens_per_s=predicted.tokens_per_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING
 from ...jobs.policy.parked import RING
 from ..costs import staging_bytes, state_bytes
 from ..hardware import Budgets, HardwareProfile
-from .parking import Parking, park_last, parkable, spared_bytes
+from .parking import Parking, park, parkable, spared_bytes
 
 Kept = Literal["matmuls", "all"]
 KEPT: Final[tuple[Kept, ...]] = ("matmuls", "all")
@@ -65,7 +66,7 @@ class Problem:
 
     def parked(self, shape: Shape) -> Parked:
         """What a shape has on NVMe beside boundaries."""
-        return Parked.of(park_last(self._plain, self.facts, shape.parked), self.facts)
+        return Parked.of(park(self._plain, self.facts, shape.parked), self.facts)
 
     def spared_bytes(self, shape: Shape) -> int:
         """Host memory that it gives back, without the buffers that it passes through."""
@@ -86,8 +87,18 @@ class ParkedPart(NamedTuple):
     """Host memory that this gives back."""
     some: Term
     """1 where it is anything at all."""
-    least: float
-    """That of one layer, at least."""
+    sizes: tuple[float, ...]
+    """That of each layer that has any."""
+
+    @property
+    def least(self) -> float:
+        """That of one layer, at least."""
+        return min(self.sizes)
+
+    def layers(self, values: dict[Any, float]) -> int:
+        """How many layers' a solution has there, of average size."""
+        share: float = mathopt.evaluate_expression(self.moved, values) / sum(self.sizes)
+        return math.ceil(share * len(self.sizes) - 1e-4)
 
 
 class Choices:
@@ -240,16 +251,16 @@ class Choices:
 
     def _parked_part(self, sizes: tuple[int, ...]) -> ParkedPart:
         """Whole layers of it where all are equal. The host gets back what is beyond the buffers that it passes."""
-        model, total, least = self.model, sum(sizes) / self.unit, min(sizes) / self.unit
-        some = model.add_binary_variable()
-        if least == max(sizes) / self.unit:
-            moved: Term = model.add_integer_variable(lb=0, ub=len(sizes)) * least
+        model, each = self.model, tuple(size / self.unit for size in sizes)
+        total, some = sum(each), model.add_binary_variable()
+        if min(each) == max(each):
+            moved: Term = model.add_integer_variable(lb=0, ub=len(each)) * each[0]
         else:
             moved = model.add_variable(lb=0.0, ub=total)
-        spared = model.add_variable(lb=0.0, ub=total)
+        part = ParkedPart(moved, model.add_variable(lb=0.0, ub=total), some, each)
         model.add_linear_constraint(moved <= total * some)
-        model.add_linear_constraint(spared <= moved - RING * least * some)
-        return ParkedPart(moved, spared, some, least)
+        model.add_linear_constraint(part.spared <= moved - RING * part.least * some)
+        return part
 
     def _add_gpu_memory(self) -> None:
         """Bytes at each forward, at the loss and at each backward."""
@@ -338,7 +349,7 @@ class Choices:
             layers.append(layer)
         policy = Policy.from_homes(facts, [*homes, "gpu"], accumulation=self.problem.accumulation)
         changes = {"layers": tuple(layers), "weight_slots": shape.weight_slots, "staging_slots": shape.staging_slots}
-        return park_last(policy.model_copy(update=changes), facts, shape.parked)
+        return park(policy.model_copy(update=changes), facts, shape.parked)
 
 
 def sorts_of(facts: ModelFacts) -> tuple[int, ...]:

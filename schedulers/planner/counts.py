@@ -10,6 +10,7 @@ from typing import Literal
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Policy
 from .choices import Kept, sorts_of
+from .parking import Parking
 
 Key = tuple[int, Kept, Literal["gpu", "host"]]
 """Sort of layer, what is kept of it, and where."""
@@ -26,7 +27,9 @@ class Counts:
     kept: dict[Key, int] = field(default_factory=dict)
     resident: int = 0
     parked_bytes: int = 0
-    """Host memory that optimizer state on NVMe gives back."""
+    """Host memory that optimizer state and gradients on NVMe give back."""
+    parking: Parking = Parking()
+    """How many layers' they are."""
 
     @property
     def longest_block(self) -> int:
@@ -47,4 +50,5 @@ def count(policy: Policy, facts: ModelFacts) -> Counts:
         nvme=homes.count("nvme"),
         kept={key: kept[key] for key in sorted(kept)},
         resident=sum(layer.resident for layer in policy.layers),
+        parking=Parking.of(policy, facts),
     )

@@ -14,7 +14,7 @@ from ...jobs.policy.artifact import Home
 from ..baselines import every_kth, keep_all, megatrain, shortages
 from ..costs import lowered
 from ..simulator import step_seconds
-from .parking import park_last, quickest_parking
+from .parking import park, quickest_parking
 from .search import NoScheduleError, OutOfTimeError, Question, find
 
 PAPER_SECONDS: Final = 2.0
@@ -97,7 +97,7 @@ def _parked(question: Question, interval: int) -> Iterator[Policy]:
         short = {s["resource"]: s["shortfall_bytes"] for s in shortages(made, facts, question.budgets)}
         parking = quickest_parking(made, facts, question.profile, short.get("host_memory", 0))
         if parking is not None:
-            yield park_last(made, facts, parking)
+            yield park(made, facts, parking)
 
 
 def paper_plan(question: Question) -> Policy:

@@ -45,6 +45,8 @@ NODES: Final = 1500
 """Nodes of the solver's search tree times layers, after which the first exact program is left; later ones sooner."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
+MORE_ROOM: Final = 2
+"""Boundaries for which more is parked each time that an exact program finds nothing with what is."""
 MOST_MICRO_BATCHES: Final = 2
 """Micro-batches whose timing the exact program sees."""
 
@@ -77,7 +79,10 @@ class Search(Fastest):
         first, *others = families_of(self._problem())
         self._begin(first)
         for family in others:
-            self.certificate.add(self._bound(family, share=SPARE * PROOF))
+            bound = self._bound(family, share=SPARE * PROOF)
+            self.certificate.add(bound)
+            if not family.blocks[1] and bound.bound_s < self.step_s * (1 - PROOF):
+                self._try(bound, *LIKELY[0])
         while not self.proven and self._goes_on() and self._open(self.certificate.take()):
             pass
 
@@ -86,18 +91,24 @@ class Search(Fastest):
         bound = self._bound(family)
         self.certificate.add(bound)
         for weights, staging in LIKELY:
-            shape = replace(bound, family=replace(family, weights=(weights,) * 2, staging=(staging,) * 2))
-            for one in dict.fromkeys((self._key(shape, parked=self._parked(None)), self._key(shape))):
-                if not self.proven and self._goes_on():
-                    self._solve(shape, one)
+            if not self.proven:
+                self._try(bound, weights, staging)
+
+    def _try(self, bound: Bound, weights: int, staging: int) -> None:
+        """Solve the exact program of one shape of a family."""
+        family = replace(bound.family, weights=(weights,) * 2, staging=(staging,) * 2)
+        key = self._key(replace(bound, family=family))
+        if self._goes_on() and key not in self.programs:
+            self._solve(replace(bound, family=family), key)
 
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
         family = least.family
         if _is_shape(family):
-            known = self.programs.get(self._key(least))
-            exact = known or self._solve(least, self._key(least))
-            better = exact.bound_s if not family.residents[1] and self._covers(least) else 0.0
+            key = self._key(least)
+            known = self.programs.get(key)
+            exact = known or self._solve(least, key)
+            better = exact.bound_s if self._covers(family, key) else 0.0
             if known is None or better > least.bound_s:
                 self.certificate.add(replace(least, bound_s=max(least.bound_s, better)))
                 return True
@@ -112,14 +123,11 @@ class Search(Fastest):
     def _proven_of(self, family: Family) -> Bound | None:
         """The bound of a family that is one shape, from its exact program if that was solved."""
         exact = self.programs.get((Shape(family.weights[0], family.staging[0]), 1, False))
-        plain = _is_shape(family) and not (family.residents[1] or family.nvme[1] or family.blocks[1])
-        same = plain and self._parks_nothing and self.question.accumulation <= MOST_MICRO_BATCHES
+        plain = _is_shape(family) and not (
+            family.residents[1] or family.nvme[1] or family.blocks[1] or family.parked[1]
+        )
+        same = plain and self.question.accumulation <= MOST_MICRO_BATCHES
         return Bound(family, exact.bound_s) if exact is not None and same else None
-
-    @property
-    def _parks_nothing(self) -> bool:
-        """Whether no policy can have optimizer state on NVMe."""
-        return not self.question.budgets.nvme_bytes
 
     def _goes_on(self) -> bool:
         """Whether there is work left that may be done: less where exact programs see too little to prove anything."""
@@ -165,6 +173,7 @@ class Search(Fastest):
         budgets = problem.budgets if nvme else problem.budgets.model_copy(update={"nvme_bytes": 0})
         problem = replace(problem, budgets=budgets, longest_block=longest, horizon_s=self._modelled_s(accumulation))
         first: Exact | None = None
+        more_bytes = 0
         for _ in range(TRIES):
             exact = solve_exact(
                 problem,
@@ -177,8 +186,13 @@ class Search(Fastest):
             )
             self.work += exact.work
             first = first or exact
-            if exact.policy is None:
+            if exact.policy is None and not shape.parked.states + shape.parked.gradients:
                 break
+            if exact.policy is None:  # the bound's parts of layers had more room than whole ones
+                more_bytes += MORE_ROOM * max(question.facts.boundary_bytes)
+                parking = self._parking(least.counts, more_bytes)
+                problem = replace(problem, shape=replace(problem.shape, parked=parking))
+                continue
             short = self.offer(exact.policy.model_copy(update={"accumulation": question.accumulation}))
             if not short or "nvme" in short:
                 break
@@ -194,31 +208,32 @@ class Search(Fastest):
         left = max(0.0, 1 - self.work / WORK)
         return max(1, int(NODES / layers / max(1, len(self.programs)) * left))
 
-    def _key(self, least: Bound, *, parked: Parking | None = None) -> Key:
+    def _key(self, least: Bound) -> Key:
         """The exact program of a family."""
         family, counts, facts = least.family, least.counts, self.question.facts
         number = counts.resident if counts else family.residents[0]
         number = max(family.residents[0], min(family.residents[1], number))
         resident = frozenset(_spread(len(facts.layers), number))
-        parked = self._parked(counts) if parked is None else parked
-        shape = Shape(family.weights[0], family.staging[0], resident, parked)
+        parking = self._parking(counts) if family.parked[1] else Parking()
+        shape = Shape(family.weights[0], family.staging[0], resident, parking)
         if counts is None or len(facts.layers) <= WHOLE_LAYERS:
             return shape, self.question.longest_block if family.blocks[1] else 1, bool(family.nvme[1])
         return shape, counts.longest_block if family.blocks[1] else 1, bool(family.nvme[1] and counts.nvme)
 
-    def _parked(self, counts: Counts | None) -> Parking:
+    def _parking(self, counts: Counts | None, more_bytes: int = 0) -> Parking:
         """Layers with state or gradient on NVMe: for as much room as the bound wants, or as the best policy has."""
         question = self.question
         if counts is None:
-            return Parking.of(self.best)
+            return Parking.of(self.best, question.facts)
+        wanted = counts.parked_bytes + more_bytes
         plain = self.best.parked()
-        return quickest_parking(plain, question.facts, question.profile, counts.parked_bytes) or Parking()
+        return quickest_parking(plain, question.facts, question.profile, wanted, counts.nvme) or Parking()
 
-    def _covers(self, least: Bound) -> bool:
+    def _covers(self, family: Family, key: Key) -> bool:
         """Whether the exact program leaves out nobody of the family."""
-        _, longest, _ = self._key(least)
-        blocks = not least.family.blocks[1] or longest >= self.question.longest_block
-        return blocks and self._parks_nothing
+        _, longest, _ = key
+        blocks = not family.blocks[1] or longest >= self.question.longest_block
+        return blocks and not (family.residents[1] or family.parked[1])
 
     def _modelled_s(self, accumulation: int) -> float:
         """The best policy's step time with as many micro-batches as the exact program sees."""

@@ -38,6 +38,8 @@ class Family:
     """Boundaries on NVMe."""
     blocks: tuple[int, int] = (0, 0)
     """Blocks that recompute."""
+    parked: tuple[int, int] = (0, 0)
+    """0 and 1: no optimizer state or gradient is on NVMe; some is, and gives back host memory."""
 
     @property
     def smallest(self) -> Shape:

@@ -25,15 +25,16 @@ class Parking(NamedTuple):
 
     states: int = 0
     gradients: int = 0
+    early: bool = False
+    """Whether the states are those of the first layers instead: boundaries are written to NVMe after all states."""
 
     @classmethod
-    def of(cls, policy: Policy) -> Parking:
-        """That of a policy."""
-        layers = policy.layers
-        return cls(
-            sum(layer.optimizer_home == "nvme" for layer in layers),
-            sum(layer.gradient_home == "nvme" for layer in layers),
-        )
+    def of(cls, policy: Policy, facts: ModelFacts) -> Parking:
+        """That of a policy of the planner's."""
+        layers = [policy.layers[i] for i in parkable_layers(facts)]
+        states = [layer.optimizer_home == "nvme" for layer in layers]
+        gradients = sum(layer.gradient_home == "nvme" for layer in layers)
+        return cls(sum(states), gradients, early=any(states) and not states[-1])
 
 
 class Parkable(NamedTuple):
@@ -59,10 +60,12 @@ def parkable(facts: ModelFacts, optimizer: OptimizerOptions, accumulation: int =
     )
 
 
-def park_last(policy: Policy, facts: ModelFacts, parking: Parking) -> Policy:
-    """The policy with state and gradients of so many of the last layers that have any on NVMe."""
+def park(policy: Policy, facts: ModelFacts, parking: Parking) -> Policy:
+    """The policy with state and gradients of so many of the layers that have any on NVMe."""
     layers = parkable_layers(facts)
-    states, gradients = (layers[max(0, len(layers) - number) :] for number in parking)
+    last = max(0, len(layers) - parking.states)
+    states = layers[: parking.states] if parking.early else layers[last:]
+    gradients = layers[max(0, len(layers) - parking.gradients) :]
     return policy.parked(optimizer=states, gradients=gradients) if states or gradients else policy
 
 
@@ -75,7 +78,7 @@ def ring_bytes(policy: Policy, facts: ModelFacts) -> int:
 
 def spared_bytes(policy: Policy, facts: ModelFacts, parking: Parking) -> int:
     """Host memory that it gives back; ``policy`` has nothing parked of its own."""
-    parked = park_last(policy, facts, parking)
+    parked = park(policy, facts, parking)
     spared = sum(state_bytes(facts, policy).values()) - sum(state_bytes(facts, parked).values())
     return spared - ring_bytes(parked, facts)
 
@@ -86,11 +89,12 @@ def most_spared_bytes(sizes: Parkable) -> int:
 
 
 def quickest_parking(
-    policy: Policy, facts: ModelFacts, profile: HardwareProfile, missing_bytes: int
+    policy: Policy, facts: ModelFacts, profile: HardwareProfile, missing_bytes: int, boundaries: int = 0
 ) -> Parking | None:
     """The parking that gives back so much host memory in the least time; None if even all of it does not.
 
-    The time is an estimate, as if reads and forward, then writes and backward, were all that there is.
+    The time is an estimate, as if reads and forward, then writes and backward, were all that there is. With so many
+    ``boundaries`` on NVMe, which are written after the states, these are early, and the forward goes on behind them.
     """
     if missing_bytes <= 0:
         return Parking()
@@ -98,11 +102,11 @@ def quickest_parking(
     missing_bytes += len(sizes.states)  # a layer's bytes are rounded
     spared = Parkable(*(tuple(_spared(kind)) for kind in sizes))
     enough = [
-        Parking(states, gradients)
+        Parking(states, gradients, early=boundaries > 0)
         for gradients, given in enumerate(spared.gradients)
         if (states := _fewest(spared.states, missing_bytes - given)) is not None
     ]
-    lasts = _estimate(facts, profile, sizes, policy.accumulation)
+    lasts = _estimate(facts, profile, sizes, policy.accumulation, boundaries)
     return min(enough, key=lambda parking: (lasts(parking), parking.gradients), default=None)
 
 
@@ -118,18 +122,21 @@ def _fewest(spared: Sequence[int], missing_bytes: int) -> int | None:
 
 
 def _estimate(
-    facts: ModelFacts, profile: HardwareProfile, sizes: Parkable, accumulation: int
+    facts: ModelFacts, profile: HardwareProfile, sizes: Parkable, accumulation: int, boundaries: int
 ) -> Callable[[Parking], float]:
     """A function of the seconds that a step takes with a parking."""
     forwards = [(forward_seconds(layer, facts, profile), backward_forwards(layer, profile)) for layer in facts.layers]
     forward_s = sum(seconds for seconds, _ in forwards)
     rest_s = (accumulation - 1) * forward_s + accumulation * sum((1 + back) * seconds for seconds, back in forwards)
+    read, write = profile.nvme_read_bytes_s, profile.nvme_write_bytes_s
+    written_s = boundaries * max(forward_s / len(forwards), max(facts.boundary_bytes) / write)
 
     def lasts(parking: Parking) -> float:
-        states, gradients = (sum(kind[len(kind) - n :]) for kind, n in zip(sizes, parking, strict=True))
-        read_s = (states + gradients) / profile.nvme_read_bytes_s
-        first = max(forward_s, read_s, states / profile.nvme_write_bytes_s)
-        again = (accumulation - 1) * gradients / profile.nvme_read_bytes_s
-        return first + max(rest_s, again, accumulation * gradients / profile.nvme_write_bytes_s)
+        states, gradients = (sum(kind[len(kind) - n :]) for kind, n in zip(sizes, parking[:2], strict=True))
+        before = len(sizes.gradients) - parking.gradients  # layers whose gradient is on the host
+        early = (states + sum(sizes.gradients[before : parking.states])) / read if parking.early else 0.0
+        first = max(forward_s, (states + gradients) / read, states / write, early + written_s)
+        again = (accumulation - 1) * gradients / read
+        return first + max(rest_s, again, accumulation * gradients / write)
 
     return lasts

@@ -19,7 +19,7 @@ from lazytrain.schedulers.planner.bound import STAGING_SLOTS, WEIGHT_SLOTS, boun
 from lazytrain.schedulers.planner.choices import Choices, Problem, Shape
 from lazytrain.schedulers.planner.counts import count
 from lazytrain.schedulers.planner.loose import Family, LooseTiming
-from lazytrain.schedulers.planner.parking import Parking, most_spared_bytes, park_last, parkable
+from lazytrain.schedulers.planner.parking import Parking, most_spared_bytes, park, parkable
 from lazytrain.schedulers.simulator import simulate
 
 MIB = 1 << 20
@@ -80,7 +80,7 @@ def test_nor_is_one_with_state_on_nvme(make_facts: Make, make_profile: Machine, 
     facts, profile = draw(make_facts, make_profile, choose, choose.randint(2, 10))
     rates = {name: choose.choice((0.02e9, 0.2e9, 1e9)) for name in ("nvme_read_bytes_s", "nvme_write_bytes_s")}
     policy = draw_policy(facts, choose, choose.choice((1, 1, 2, 4)))
-    policy = park_last(policy, facts, Parking(*(choose.randint(0, len(facts.layers)) for _ in range(2))))
+    policy = park(policy, facts, Parking(*(choose.randint(0, len(facts.layers)) for _ in range(2))))
     assert_no_faster(policy, facts, profile.model_copy(update=rates))
 
 
@@ -95,7 +95,7 @@ def assert_no_faster(policy: Policy, facts: ModelFacts, profile: HardwareProfile
     expected = simulate(policy, facts, profile).step_s
     problem = Problem(facts, profile, budgets, Shape(), expected * 1.0001, 10, min(2, accumulation))
     sizes = parkable(facts, problem.optimizer, problem.accumulation)
-    most = most_spared_bytes(sizes) if Parking.of(policy) != Parking() else 0
+    most = most_spared_bytes(sizes) if Parking.of(policy, facts) != Parking() else 0
     family = Family(WEIGHT_SLOTS, STAGING_SLOTS, residents=(0, len(facts.layers)))
     seen = replace(problem, shape=family.smallest, residents=family.residents, parked_bytes=most)
     model = mathopt.Model()
@@ -173,7 +173,7 @@ def holds(family: Family, policy: Policy, facts: ModelFacts) -> bool:
     told = count(policy, facts)
     numbers = {
         "weights": policy.weight_slots, "staging": policy.staging_slots, "residents": told.resident,
-        "nvme": told.nvme, "blocks": sum(told.blocks.values()),
+        "nvme": told.nvme, "blocks": sum(told.blocks.values()), "parked": int(any(told.parking[:2])),
     }  # fmt: skip
     return all(getattr(family, name)[0] <= number <= getattr(family, name)[1] for name, number in numbers.items())
 

@@ -18,7 +18,7 @@ from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
 from lazytrain.schedulers.planner.choices import Choices, Problem, Shape
 from lazytrain.schedulers.planner.exact import solve_exact
-from lazytrain.schedulers.planner.parking import Parking, park_last
+from lazytrain.schedulers.planner.parking import Parking, park
 from lazytrain.schedulers.planner.timing import Timing
 from lazytrain.schedulers.simulator import simulate
 
@@ -219,7 +219,7 @@ def test_parked_state_takes_as_long_as_in_the_simulator(make_facts: Make, make_p
     profile, accumulation = profile.model_copy(update=rates), choose.choice((1, 1, 2, 3))
     policy = draw_policy(facts, choose, accumulation, choose.choice((["gpu", "host"], ["gpu", "host", "nvme"])))
     parking = Parking(*(choose.choice((0, choose.randint(0, len(facts.layers)))) for _ in range(2)))
-    policy = park_last(policy, facts, parking)
+    policy = park(policy, facts, parking)
     expected = simulate(policy, facts, profile).step_s
     shape = replace(shape_of(policy), parked=parking)
     problem = Problem(facts, profile, PLENTY, shape, expected * 1.5, 12, accumulation)

@@ -15,7 +15,7 @@ from lazytrain.schedulers.hardware import HardwareProfile
 from lazytrain.schedulers.planner.parking import (
     Parking,
     most_spared_bytes,
-    park_last,
+    park,
     parkable,
     quickest_parking,
     spared_bytes,
@@ -33,11 +33,11 @@ def plain(facts: ModelFacts, accumulation: int = 1) -> Policy:
 
 def test_the_last_layers_are_parked(make_facts: Make) -> None:
     facts = make_facts(6)
-    policy = park_last(plain(facts), facts, Parking(4, 2))
+    policy = park(plain(facts), facts, Parking(4, 2))
     assert [layer.optimizer_home for layer in policy.layers] == ["host"] * 2 + ["nvme"] * 4
     assert [layer.gradient_home for layer in policy.layers] == ["host"] * 4 + ["nvme"] * 2
-    assert Parking.of(policy) == Parking(4, 2)
-    assert park_last(plain(facts), facts, Parking()) == plain(facts)
+    assert Parking.of(policy, facts) == Parking(4, 2)
+    assert park(plain(facts), facts, Parking()) == plain(facts)
 
 
 def test_three_layers_of_a_kind_only_fill_its_buffers(make_facts: Make) -> None:
@@ -74,7 +74,7 @@ def test_no_other_parking_that_is_enough_is_much_quicker(make_facts: Make, make_
     assert found is not None and spared_bytes(policy, facts, found) >= missing
 
     def step_s(parking: Parking) -> float:
-        return simulate(park_last(policy, facts, parking), facts, profile).step_s
+        return simulate(park(policy, facts, parking), facts, profile).step_s
 
     enough = [
         parking
