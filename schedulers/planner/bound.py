@@ -19,7 +19,7 @@ from ...jobs.policy.parked import RING
 from ..costs import backward_forwards, forward_seconds
 from .choices import Choices, Problem
 from .counts import Counts
-from .loose import MOST_SEEN, Family, LooseTiming
+from .loose import Family, LooseTiming
 from .parking import Parking, most_spared_bytes, parkable
 from .solver import run_solver, status_of, work_of
 
@@ -106,24 +106,23 @@ def within(problem: Problem, family: Family) -> Problem:
     return replace(problem, budgets=budgets, longest_block=problem.longest_block if family.blocks[1] else 1)
 
 
-def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int) -> Bound:
+def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float) -> Bound:
     """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest."""
     model = mathopt.Model(name="lazytrain-bound")
     seen = replace(
         within(problem, family),
         shape=family.smallest,
         residents=family.residents,
-        accumulation=min(MOST_SEEN, accumulation),
         parked_bytes=_parked_bytes(problem) if family.parked[1] else 0,
     )
     choices = Choices(model, seen, whole=False)
-    timing = LooseTiming(choices, family, accumulation)
+    timing = LooseTiming(choices, family)
     _demand(model, choices, family)
     model.minimize(timing.step)
     result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
     if status_of(result) == "INFEASIBLE":
         return Bound(family, problem.horizon_s, work=work_of(result, model))
-    least_s = max(parking_seconds(problem), accumulation * compute_seconds(problem))
+    least_s = max(parking_seconds(problem), problem.micro_batches * compute_seconds(problem))
     bound_s = max(result.dual_bound() * problem.horizon_s, least_s)
     counts = _counts(choices, result.variable_values(), family) if result.has_primal_feasible_solution() else None
     return Bound(family, bound_s, counts, work_of(result, model))

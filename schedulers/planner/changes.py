@@ -12,7 +12,7 @@ from ...jobs.units import format_bytes
 from ..simulator import predict
 from .answer import Change, Reason
 from .first import first_best
-from .parking import Parking
+from .parking import NOTHING, Parking
 from .search import NoScheduleError, OutOfTimeError, Question
 
 TIERS = {"gpu_memory": "gpu", "host_memory": "host", "nvme": "nvme"}
@@ -65,13 +65,13 @@ def _state_on_nvme(question: Question) -> Iterator[Change]:
     if question.budgets.nvme_bytes >= size:
         return
     policy = _any_plan(question.with_budgets(nvme=2 * size))
-    parking = Parking.of(policy, facts) if policy is not None else Parking()
-    if policy is None or parking == Parking():
+    parking = Parking.of(policy, facts) if policy is not None else NOTHING
+    if policy is None or parking == NOTHING:
         return
     predicted = predict(policy, facts, question.profile)
     words = (
-        f"{format_bytes(predicted.nvme_bytes)} on NVMe, for the optimizer state of {parking.states} and the gradients of "
-        f"{parking.gradients} of {len(policy.layers)} layers"
+        f"{format_bytes(predicted.nvme_bytes)} on NVMe, for the optimizer state of {parking.states} and the gradients "
+        f"of {parking.gradients} of {len(policy.layers)} layers"
     )
     yield Change(what="nvme", words=words, step_s=predicted.step_s, tokens_per_s=predicted.tokens_per_s)
 

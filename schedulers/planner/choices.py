@@ -18,11 +18,13 @@ from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING
 from ...jobs.policy.parked import RING
 from ..costs import staging_bytes, state_bytes
 from ..hardware import Budgets, HardwareProfile
-from .parking import Parking, park, parkable, spared_bytes
+from .parking import NOTHING, Parking, park, parkable, spared_bytes
 
 Kept = Literal["matmuls", "all"]
 KEPT: Final[tuple[Kept, ...]] = ("matmuls", "all")
 INTERNALS_HOMES: Final[tuple[Literal["gpu", "host"], ...]] = ("gpu", "host")
+MOST_MICRO_BATCHES: Final = 2
+"""Micro-batches that are timed one by one."""
 Term = Any
 """A linear expression of the solver's, or a number."""
 Edge = tuple[int, int]
@@ -37,7 +39,7 @@ class Shape:
     weight_slots: int = 2
     staging_slots: int = 2
     resident: frozenset[int] = frozenset()
-    parked: Parking = Parking()
+    parked: Parking = NOTHING
     """Layers whose optimizer state or gradient is on NVMe."""
 
 
@@ -53,11 +55,19 @@ class Problem:
     """Only step times up to this one are looked for."""
     longest_block: int = 8
     accumulation: int = 1
+    """Micro-batches that are timed one by one."""
+    repeats: int = 0
+    """Further ones between the first and the last of them, which are timed as the last one."""
     residents: tuple[int, int] = (0, 0)
     """Fewest and most layers that stay on the GPU beside those of the shape, any of them, as the solver likes."""
     parked_bytes: int = 0
     """The most host memory that optimizer state on NVMe gives back, as the solver likes, beside what the shape has."""
     optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
+
+    @property
+    def micro_batches(self) -> int:
+        """Those of a step."""
+        return self.accumulation + self.repeats
 
     @property
     def state_bytes(self) -> int:
@@ -284,8 +294,10 @@ class Choices:
         fixed = 3 * self.sizes[-1] + head.backward_workspace_bytes + head.weight_bytes + head.gradient_bytes
         self._bound(fixed, held[-1], self._coming(last + 1))
         for unit in facts.after:
-            fixed = 3 * self.sizes[-1] + unit.backward_workspace_bytes + unit.weight_bytes + unit.gradient_bytes
-            self._bound(fixed + head.gradient_bytes, held[-1], self._coming(last + 1, shape.weight_slots))
+            fixed = 3 * self.sizes[-1] + unit.backward_workspace_bytes + unit.weight_bytes
+            both = (head.gradient_bytes, unit.gradient_bytes)
+            leaving = sum(both) if shape.staging_slots > 1 else max(both)
+            self._bound(fixed + leaving, held[-1], self._coming(last + 1, shape.weight_slots))
 
     def _bound(self, fixed: float, held: Term, other: Term) -> None:
         self.model.add_linear_constraint(held + other * (1 / self.unit) <= (self.room - fixed) / self.unit)

@@ -10,7 +10,7 @@ from typing import Literal
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Policy
 from .choices import Kept, sorts_of
-from .parking import Parking
+from .parking import NOTHING, Parking
 
 Key = tuple[int, Kept, Literal["gpu", "host"]]
 """Sort of layer, what is kept of it, and where."""
@@ -28,7 +28,7 @@ class Counts:
     resident: int = 0
     parked_bytes: int = 0
     """Host memory that optimizer state and gradients on NVMe give back."""
-    parking: Parking = Parking()
+    parking: Parking = NOTHING
     """How many layers' they are."""
 
     @property

@@ -15,14 +15,13 @@ from dataclasses import replace
 from typing import Final
 
 from ..hardware import Budgets
-from ..simulator import simulate
 from .bound import Bound, Certificate, bound_of, families_of, parts_of, within
-from .choices import Problem, Shape
+from .choices import MOST_MICRO_BATCHES, Problem, Shape
 from .counts import Counts
 from .exact import Exact, solve_exact
 from .first import Fastest, first_best
 from .loose import Family
-from .parking import Parking, quickest_parking
+from .parking import NOTHING, Parking, quickest_parking
 from .search import Question
 
 PROOF: Final = 0.0099
@@ -47,8 +46,6 @@ TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
 MORE_ROOM: Final = 2
 """Boundaries for which more is parked each time that an exact program finds nothing with what is."""
-MOST_MICRO_BATCHES: Final = 2
-"""Micro-batches whose timing the exact program sees."""
 
 Key = tuple[Shape, int, bool]
 """An exact program: its shape, the longest block, and whether boundaries may be on NVMe."""
@@ -75,16 +72,32 @@ class Search(Fastest):
         return bool(self.certificate.families) and self.certificate.bound_s >= self.step_s * (1 - PROOF)
 
     def run(self) -> None:
-        """Bound and solve until the plan is proven, or the work that may be done is."""
+        """Bound and solve until the plan is proven, or the work that may be done is.
+
+        Families with blocks that recompute come last: they take longest to bound, and by then need not be bounded
+        higher than the others are.
+        """
         first, *others = families_of(self._problem())
         self._begin(first)
-        for family in others:
-            bound = self._bound(family, share=SPARE * PROOF)
+        for family in (family for family in others if not family.blocks[1]):
+            bound = self._bound(family, self._spared_s)
             self.certificate.add(bound)
-            if not family.blocks[1] and bound.bound_s < self.step_s * (1 - PROOF):
+            if bound.bound_s < self.step_s * (1 - PROOF):
                 self._try(bound, *LIKELY[0])
+        self._settle()
+        for family in (family for family in others if family.blocks[1]):
+            self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s)))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Look more closely at the family that holds the proof down, and the next, as long as there is any."""
         while not self.proven and self._goes_on() and self._open(self.certificate.take()):
             pass
+
+    @property
+    def _spared_s(self) -> float:
+        """Families in which nobody is faster than this need no bound of their own."""
+        return self.step_s * (1 - SPARE * PROOF)
 
     def _begin(self, family: Family) -> None:
         """Bound the first family, and try the shapes at once that most often are the best ones."""
@@ -114,7 +127,7 @@ class Search(Fastest):
                 return True
         parts = parts_of(family)
         for part in parts:
-            bound = self._proven_of(part) or self._bound(part, share=SPARE * PROOF)
+            bound = self._proven_of(part) or self._bound(part, self._spared_s)
             self.certificate.add(replace(bound, bound_s=max(bound.bound_s, least.bound_s)))
         if not parts:
             self.certificate.add(least)
@@ -138,6 +151,7 @@ class Search(Fastest):
 
     def _problem(self) -> Problem:
         question = self.question
+        one_by_one = min(question.accumulation, MOST_MICRO_BATCHES)
         return Problem(
             question.facts,
             question.profile,
@@ -145,20 +159,15 @@ class Search(Fastest):
             Shape(),
             self.step_s,
             question.longest_block,
-            question.accumulation,
+            one_by_one,
+            question.accumulation - one_by_one,
             optimizer=question.optimizer,
         )
 
-    def _bound(self, family: Family, *, share: float = 0.0) -> Bound:
-        """The family's bound, or that nobody in it is faster than the best by more than a share."""
-        question, problem = self.question, replace(self._problem(), horizon_s=self.step_s * (1 - share))
-        bound = bound_of(
-            problem,
-            family,
-            backend=question.backend,
-            deadline=question.deadline,
-            accumulation=question.accumulation,
-        )
+    def _bound(self, family: Family, enough_s: float = float("inf")) -> Bound:
+        """The family's bound, or that nobody in it is faster than the best policy, or than is enough to know."""
+        question, problem = self.question, replace(self._problem(), horizon_s=min(self.step_s, enough_s))
+        bound = bound_of(problem, family, backend=question.backend, deadline=question.deadline)
         self.work += bound.work
         return bound
 
@@ -167,11 +176,10 @@ class Search(Fastest):
     def _solve(self, least: Bound, key: Key) -> Exact:
         """The fastest policy of a family's shape; resident layers or memory are taken from it until it fits."""
         question, layers = self.question, len(self.question.facts.layers)
-        accumulation = min(question.accumulation, MOST_MICRO_BATCHES)
         shape, longest, nvme = key
-        problem = within(replace(self._problem(), shape=shape, accumulation=accumulation), least.family)
+        problem = within(replace(self._problem(), shape=shape), least.family)
         budgets = problem.budgets if nvme else problem.budgets.model_copy(update={"nvme_bytes": 0})
-        problem = replace(problem, budgets=budgets, longest_block=longest, horizon_s=self._modelled_s(accumulation))
+        problem = replace(problem, budgets=budgets, longest_block=longest)
         first: Exact | None = None
         more_bytes = 0
         for _ in range(TRIES):
@@ -182,11 +190,11 @@ class Search(Fastest):
                 gap=ENOUGH,
                 nodes=self._nodes(layers),
                 quick=bool(self.programs),
-                enough_s=least.bound_s / (1 - ENOUGH) if accumulation == question.accumulation else 0.0,
+                enough_s=least.bound_s / (1 - ENOUGH),
             )
             self.work += exact.work
             first = first or exact
-            if exact.policy is None and not shape.parked.states + shape.parked.gradients:
+            if exact.policy is None and shape.parked == NOTHING:
                 break
             if exact.policy is None:  # the bound's parts of layers had more room than whole ones
                 more_bytes += MORE_ROOM * max(question.facts.boundary_bytes)
@@ -198,8 +206,8 @@ class Search(Fastest):
                 break
             problem = _smaller(problem, short, layers)
         assert first is not None
-        if accumulation < question.accumulation:
-            first = replace(first, bound_s=0.0)  # of another step
+        if problem.repeats:
+            first = replace(first, bound_s=0.0)  # the micro-batches that repeat are timed by a guess
         self.programs[key] = first
         return first
 
@@ -214,7 +222,7 @@ class Search(Fastest):
         number = counts.resident if counts else family.residents[0]
         number = max(family.residents[0], min(family.residents[1], number))
         resident = frozenset(_spread(len(facts.layers), number))
-        parking = self._parking(counts) if family.parked[1] else Parking()
+        parking = self._parking(counts) if family.parked[1] else NOTHING
         shape = Shape(family.weights[0], family.staging[0], resident, parking)
         if counts is None or len(facts.layers) <= WHOLE_LAYERS:
             return shape, self.question.longest_block if family.blocks[1] else 1, bool(family.nvme[1])
@@ -227,18 +235,13 @@ class Search(Fastest):
             return Parking.of(self.best, question.facts)
         wanted = counts.parked_bytes + more_bytes
         plain = self.best.parked()
-        return quickest_parking(plain, question.facts, question.profile, wanted, counts.nvme) or Parking()
+        return quickest_parking(plain, question.facts, question.profile, wanted, counts.nvme) or NOTHING
 
     def _covers(self, family: Family, key: Key) -> bool:
         """Whether the exact program leaves out nobody of the family."""
         _, longest, _ = key
         blocks = not family.blocks[1] or longest >= self.question.longest_block
         return blocks and not (family.residents[1] or family.parked[1])
-
-    def _modelled_s(self, accumulation: int) -> float:
-        """The best policy's step time with as many micro-batches as the exact program sees."""
-        policy = self.best.model_copy(update={"accumulation": accumulation})
-        return simulate(policy, self.question.facts, self.question.profile).step_s
 
 
 def _is_shape(family: Family) -> bool:

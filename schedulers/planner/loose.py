@@ -3,8 +3,7 @@
 A family is a range of weight slots, staging slots and numbers of resident layers. It waits like its member that waits
 least, and has the memory of the one that takes least. At the turn from forward to backward a member finds at most as
 many layers loaded as it has slots and residents; here any layers may be those, and only the others load after it. The
-recomputes of a block are taken as one, and neither they nor their loads wait for each other. Of more than two
-micro-batches, those between the first and the last only take their time on each stream.
+recomputes of a block are taken as one, and neither they nor their loads wait for each other.
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ from ..costs import LINK_RATES, backward_forwards
 from .choices import Choices, Shape, Term
 from .ring import Ring
 from .timing import Micro, Timing
-
-MOST_SEEN = 2
-"""Micro-batches that are timed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +46,12 @@ class Family:
 class LooseTiming(Timing):
     """Adds to the model of ``choices`` the least times of any member of ``family``."""
 
-    def __init__(self, choices: Choices, family: Family, accumulation: int = 1) -> None:
+    def __init__(self, choices: Choices, family: Family) -> None:
         self.family = family
         self.slots = family.weights[1] + choices.residents
         self.near = Ring(len(choices.facts.layers), family.weights[1], frozenset())
         self.moved_until: Term = 0.0
         self.loaded_since: Term = 0.0
-        self.accumulation = accumulation
-        self.between = accumulation - MOST_SEEN
         self.stays: list[Term] = []
         self.turn: Term = 0.0  # from the last micro-batch's forward to its backward
         self.most_slots = family.weights[1] + family.residents[1]
@@ -81,11 +75,11 @@ class LooseTiming(Timing):
         if not self.choices.parked:
             return
         states, gradients = self.choices.parked
-        moved = states.moved + self.accumulation * gradients.moved
+        moved = states.moved + self.problem.micro_batches * gradients.moved
         for stream in ("nvme_read", "nvme_write"):
             both = mathopt.fast_sum([*self.lasting[stream], self._parked_seconds(stream, moved)])
             self.model.add_linear_constraint(self.step >= both)
-        written = self.turn + self._first_gradient * gradients.some
+        written = self.begun + self.turn + self._first_gradient * gradients.some
         self.model.add_linear_constraint(self.step >= written + self._parked_seconds("nvme_write", gradients.moved))
 
     def _parked_seconds(self, stream: str, moved: Term) -> Term:
@@ -127,17 +121,10 @@ class LooseTiming(Timing):
             read = self._parked_seconds("nvme_read", states.moved)
             self.model.add_linear_constraint(self.turn >= read + each * layers)
 
-    def _add_micro_batch(self, micro: Micro) -> None:
-        if not micro.number or self.between <= 0:
-            super()._add_micro_batch(micro)
-            return
-        waits = {stream: self._on(stream, self.model.add_variable(lb=0.0)) for stream in ("compute", "h2d", "d2h")}
-        before = {stream: len(self.lasting[stream]) for stream in waits}
-        super()._add_micro_batch(micro)
-        for stream, number in before.items():
-            repeated = self.lasting[stream][number - 1]
-            each = mathopt.fast_sum(self.lasting[stream][number:])
-            self.model.add_linear_constraint(repeated == self.between * each)
+    def _load_unit(self, u: int, ahead: int) -> Term:
+        """What may have been loaded before a micro-batch that begins at time zero costs it nothing."""
+        first = self._began_again and len(self.mains) < ahead
+        return self.last["h2d"] if first else super()._load_unit(u, ahead)
 
     @property
     def _slots_ahead(self) -> int:

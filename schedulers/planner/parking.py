@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...jobs.model_facts import ModelFacts
 from ...jobs.optimizer_bytes import OptimizerOptions
@@ -35,6 +35,10 @@ class Parking(NamedTuple):
         states = [layer.optimizer_home == "nvme" for layer in layers]
         gradients = sum(layer.gradient_home == "nvme" for layer in layers)
         return cls(sum(states), gradients, early=any(states) and not states[-1])
+
+
+NOTHING: Final = Parking()
+"""All state and every gradient on the host."""
 
 
 class Parkable(NamedTuple):
@@ -97,7 +101,7 @@ def quickest_parking(
     ``boundaries`` on NVMe, which are written after the states, these are early, and the forward goes on behind them.
     """
     if missing_bytes <= 0:
-        return Parking()
+        return NOTHING
     sizes = parkable(facts, policy.optimizer, policy.accumulation)
     missing_bytes += len(sizes.states)  # a layer's bytes are rounded
     spared = Parkable(*(tuple(_spared(kind)) for kind in sizes))

@@ -16,7 +16,8 @@ from lazytrain.jobs.policy import LayerPolicy, Policy
 from lazytrain.schedulers.baselines import shortages
 from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
-from lazytrain.schedulers.planner import first, full
+from lazytrain.schedulers.planner import first as first_policies
+from lazytrain.schedulers.planner import full
 from lazytrain.schedulers.planner import plan as plan_with
 from lazytrain.schedulers.planner.exact import Exact
 from lazytrain.schedulers.planner.search import OutOfTimeError
@@ -163,7 +164,7 @@ def test_time_that_ran_out_is_never_called_infeasible(
     def out_of_time(_: Any) -> None:
         raise OutOfTimeError
 
-    monkeypatch.setattr(first, "find", out_of_time)
+    monkeypatch.setattr(first_policies, "find", out_of_time)
     with pytest.raises(LazytrainError, match="in the time it had"):
         plan(facts, make_profile(), gpu_memory=16 * MIB, host_memory=host_memory(facts, 0))
 

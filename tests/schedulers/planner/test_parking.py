@@ -13,6 +13,7 @@ from lazytrain.jobs.optimizer_bytes import DEFAULT_OPTIMIZER
 from lazytrain.jobs.policy import Policy
 from lazytrain.schedulers.hardware import HardwareProfile
 from lazytrain.schedulers.planner.parking import (
+    NOTHING,
     Parking,
     most_spared_bytes,
     park,
@@ -37,7 +38,7 @@ def test_the_last_layers_are_parked(make_facts: Make) -> None:
     assert [layer.optimizer_home for layer in policy.layers] == ["host"] * 2 + ["nvme"] * 4
     assert [layer.gradient_home for layer in policy.layers] == ["host"] * 4 + ["nvme"] * 2
     assert Parking.of(policy, facts) == Parking(4, 2)
-    assert park(plain(facts), facts, Parking()) == plain(facts)
+    assert park(plain(facts), facts, NOTHING) == plain(facts)
 
 
 def test_three_layers_of_a_kind_only_fill_its_buffers(make_facts: Make) -> None:
@@ -58,7 +59,7 @@ def test_one_kind_is_parked_where_it_is_enough(make_facts: Make, make_profile: M
     many = quickest_parking(plain(facts), facts, make_profile(), 9 * state + 2 * gradient - 32)
     assert many == Parking(12, 5)
     assert quickest_parking(plain(facts), facts, make_profile(), 9 * state + 10 * gradient) is None
-    assert quickest_parking(plain(facts), facts, make_profile(), 0) == Parking()
+    assert quickest_parking(plain(facts), facts, make_profile(), 0) == NOTHING
 
 
 @pytest.mark.parametrize("seed", range(8))
