@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +15,7 @@ from ...jobs.policy.artifact import Home
 from ..baselines import every_kth, keep_all, megatrain, shortages
 from ..costs import lowered
 from ..simulator import step_seconds
-from .parking import park, quickest_parking
+from .parking import ROUNDING, park, quickest_parking
 from .search import NoScheduleError, OutOfTimeError, Question, find
 
 PAPER_SECONDS: Final = 2.0
@@ -95,7 +96,8 @@ def _parked(question: Question, interval: int) -> Iterator[Policy]:
         homes: list[Home] = ["recompute" if i % interval else tier for i in range(layers)]
         made = question.own(Policy.from_homes(facts, [*homes, "gpu"], accumulation=question.accumulation))
         short = {s["resource"]: s["shortfall_bytes"] for s in shortages(made, facts, question.budgets)}
-        parking = quickest_parking(made, facts, question.profile, short.get("host_memory", 0))
+        missing = math.ceil(short.get("host_memory", 0) * (1 + 2 * ROUNDING))
+        parking = quickest_parking(made, facts, question.profile, missing)
         if parking is not None:
             yield park(made, facts, parking)
 

@@ -188,7 +188,7 @@ class Search(Fastest):
                 backend=question.backend,
                 seconds=question.seconds_left(),
                 gap=ENOUGH,
-                nodes=self._nodes(layers),
+                nodes=self._nodes(layers, nvme=nvme),
                 quick=bool(self.programs),
                 enough_s=least.bound_s / (1 - ENOUGH),
             )
@@ -199,6 +199,8 @@ class Search(Fastest):
             if exact.policy is None:  # the bound's parts of layers had more room than whole ones
                 more_bytes += MORE_ROOM * max(question.facts.boundary_bytes)
                 parking = self._parking(least.counts, more_bytes)
+                if parking == problem.shape.parked:
+                    break
                 problem = replace(problem, shape=replace(problem.shape, parked=parking))
                 continue
             short = self.offer(exact.policy.model_copy(update={"accumulation": question.accumulation}))
@@ -211,8 +213,10 @@ class Search(Fastest):
         self.programs[key] = first
         return first
 
-    def _nodes(self, layers: int) -> int:
-        """How much of the search tree the next exact program may see."""
+    def _nodes(self, layers: int, *, nvme: bool) -> int:
+        """How much of the search tree the next exact program may see; with boundaries on NVMe its root takes seconds."""
+        if nvme:
+            return 1
         left = max(0.0, 1 - self.work / WORK)
         return max(1, int(NODES / layers / max(1, len(self.programs)) * left))
 

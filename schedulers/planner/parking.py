@@ -8,6 +8,7 @@ come last and have the longest time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -18,6 +19,9 @@ from ...jobs.policy import Parked, Policy
 from ...jobs.policy.parked import RING, parked_state_bytes
 from ..costs import backward_forwards, forward_seconds, gradient_bytes, state_bytes
 from ..hardware import HardwareProfile
+
+ROUNDING: Final = 1e-7
+"""Share of the missing bytes that may be a solver's inaccuracy."""
 
 
 class Parking(NamedTuple):
@@ -103,7 +107,7 @@ def quickest_parking(
     if missing_bytes <= 0:
         return NOTHING
     sizes = parkable(facts, policy.optimizer, policy.accumulation)
-    missing_bytes += len(sizes.states)  # a layer's bytes are rounded
+    missing_bytes = math.floor(missing_bytes * (1 - ROUNDING))
     spared = Parkable(*(tuple(_spared(kind)) for kind in sizes))
     enough = [
         Parking(states, gradients, early=boundaries > 0)

@@ -80,7 +80,9 @@ def test_nor_is_one_with_state_on_nvme(make_facts: Make, make_profile: Machine, 
     facts, profile = draw(make_facts, make_profile, choose, choose.randint(2, 10))
     rates = {name: choose.choice((0.02e9, 0.2e9, 1e9)) for name in ("nvme_read_bytes_s", "nvme_write_bytes_s")}
     policy = draw_policy(facts, choose, choose.choice((1, 1, 2, 4)))
-    policy = park(policy, facts, Parking(*(choose.randint(0, len(facts.layers)) for _ in range(2)), early=choose.random() < 0.5))
+    policy = park(
+        policy, facts, Parking(*(choose.randint(0, len(facts.layers)) for _ in range(2)), early=choose.random() < 0.5)
+    )
     assert_no_faster(policy, facts, profile.model_copy(update=rates))
 
 
