@@ -214,7 +214,7 @@ class Search(Fastest):
         return first
 
     def _nodes(self, layers: int, *, nvme: bool) -> int:
-        """How much of the search tree the next exact program may see; with boundaries on NVMe its root takes seconds."""
+        """How much of the search tree the next exact program may see; only its root with boundaries on NVMe."""
         if nvme:
             return 1
         left = max(0.0, 1 - self.work / WORK)
