@@ -17,10 +17,11 @@ from ortools.math_opt.python import mathopt
 
 from ...jobs.policy.parked import RING
 from ..costs import backward_forwards, forward_seconds
-from .choices import Choices, Problem
+from .choices import Choices
 from .counts import Counts
 from .loose import Family, LooseTiming
-from .parking import Parking, most_spared_bytes, parkable
+from .parking import most_spared_bytes, parkable
+from .problem import Problem
 from .solver import run_solver, status_of, work_of
 
 WEIGHT_SLOTS: Final = (2, 4)
@@ -171,5 +172,4 @@ def _counts(choices: Choices, values: dict[Any, float], family: Family) -> Count
         kept={group[1:]: number for group, number in totals.items() if group[0] == "kept" and number},
         resident=math.ceil(values[choices.residents] - 0.5) if family.residents[1] else 0,
         parked_bytes=round(sum(values[part.spared] for part in choices.parked) * choices.unit),
-        parking=Parking(*(part.layers(values) for part in choices.parked)),
     )

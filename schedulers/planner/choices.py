@@ -2,90 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from ortools.math_opt.python import mathopt
 
-from ...jobs.model_facts import ModelFacts
-from ...jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
-from ...jobs.policy import LayerPolicy, Parked, Policy
+from ...jobs.policy import LayerPolicy, Policy
 from ...jobs.policy.artifact import Home
 from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING
 from ...jobs.policy.parked import RING
-from ..costs import staging_bytes, state_bytes
-from ..hardware import Budgets, HardwareProfile
-from .parking import NOTHING, Parking, park, parkable, spared_bytes
+from ..costs import staging_bytes
+from .parking import park, parkable
+from .problem import Problem, sorts_of
 
 Kept = Literal["matmuls", "all"]
 KEPT: Final[tuple[Kept, ...]] = ("matmuls", "all")
 INTERNALS_HOMES: Final[tuple[Literal["gpu", "host"], ...]] = ("gpu", "host")
-MOST_MICRO_BATCHES: Final = 2
-"""Micro-batches that are timed one by one."""
 Term = Any
 """A linear expression of the solver's, or a number."""
 Edge = tuple[int, int]
 Group = tuple[Any, ...]
 """What the choices of interchangeable layers have in common, for example ``("kept", 0, "all", "gpu")``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What is given to the solver, not chosen by it."""
-
-    weight_slots: int = 2
-    staging_slots: int = 2
-    resident: frozenset[int] = frozenset()
-    parked: Parking = NOTHING
-    """Layers whose optimizer state or gradient is on NVMe."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One question to the solver."""
-
-    facts: ModelFacts
-    profile: HardwareProfile
-    budgets: Budgets
-    shape: Shape
-    horizon_s: float
-    """Only step times up to this one are looked for."""
-    longest_block: int = 8
-    accumulation: int = 1
-    """Micro-batches that are timed one by one."""
-    repeats: int = 0
-    """Further ones between the first and the last of them, which are timed as the last one."""
-    residents: tuple[int, int] = (0, 0)
-    """Fewest and most layers that stay on the GPU beside those of the shape, any of them, as the solver likes."""
-    parked_bytes: int = 0
-    """The most host memory that optimizer state on NVMe gives back, as the solver likes, beside what the shape has."""
-    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
-
-    @property
-    def micro_batches(self) -> int:
-        """Those of a step."""
-        return self.accumulation + self.repeats
-
-    @property
-    def state_bytes(self) -> int:
-        """Host memory that the model's state takes with nothing on NVMe."""
-        return sum(state_bytes(self.facts, accumulation=self.accumulation, optimizer=self.optimizer).values())
-
-    def parked(self, shape: Shape) -> Parked:
-        """What a shape has on NVMe beside boundaries."""
-        return Parked.of(park(self._plain, self.facts, shape.parked), self.facts)
-
-    def spared_bytes(self, shape: Shape) -> int:
-        """Host memory that it gives back, without the buffers that it passes through."""
-        return spared_bytes(self._plain, self.facts, shape.parked)
-
-    @property
-    def _plain(self) -> Policy:
-        made = Policy.from_homes(self.facts, ["gpu"] * (len(self.facts.layers) + 1), accumulation=self.accumulation)
-        return made.model_copy(update={"optimizer": self.optimizer})
 
 
 class ParkedPart(NamedTuple):
@@ -97,18 +35,8 @@ class ParkedPart(NamedTuple):
     """Host memory that this gives back."""
     some: Term
     """1 where it is anything at all."""
-    sizes: tuple[float, ...]
-    """That of each layer that has any."""
-
-    @property
-    def least(self) -> float:
-        """That of one layer, at least."""
-        return min(self.sizes)
-
-    def layers(self, values: dict[Any, float]) -> int:
-        """How many layers' a solution has there, of average size."""
-        share: float = mathopt.evaluate_expression(self.moved, values) / sum(self.sizes)
-        return math.ceil(share * len(self.sizes) - 1e-4)
+    least: float
+    """That of one layer, at least."""
 
 
 class Choices:
@@ -267,7 +195,7 @@ class Choices:
             moved: Term = model.add_integer_variable(lb=0, ub=len(each)) * each[0]
         else:
             moved = model.add_variable(lb=0.0, ub=total)
-        part = ParkedPart(moved, model.add_variable(lb=0.0, ub=total), some, each)
+        part = ParkedPart(moved, model.add_variable(lb=0.0, ub=total), some, min(each))
         model.add_linear_constraint(moved <= total * some)
         model.add_linear_constraint(part.spared <= moved - RING * part.least * some)
         return part
@@ -362,23 +290,3 @@ class Choices:
         policy = Policy.from_homes(facts, [*homes, "gpu"], accumulation=self.problem.accumulation)
         changes = {"layers": tuple(layers), "weight_slots": shape.weight_slots, "staging_slots": shape.staging_slots}
         return park(policy.model_copy(update=changes), facts, shape.parked)
-
-
-def sorts_of(facts: ModelFacts) -> tuple[int, ...]:
-    """A number for each layer: layers that cost the same in every respect have the same."""
-    known: dict[tuple[float, ...], int] = {}
-    return tuple(
-        known.setdefault(
-            (
-                layer.forward_flops,
-                layer.attention_flops,
-                layer.weight_bytes,
-                layer.output_bytes,
-                layer.saved_bytes,
-                layer.saved_matmul_bytes,
-                layer.backward_workspace_bytes,
-            ),
-            len(known),
-        )
-        for layer in facts.layers
-    )

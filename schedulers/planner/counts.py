@@ -9,8 +9,8 @@ from typing import Literal
 
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Policy
-from .choices import Kept, sorts_of
-from .parking import NOTHING, Parking
+from .choices import Kept
+from .problem import sorts_of
 
 Key = tuple[int, Kept, Literal["gpu", "host"]]
 """Sort of layer, what is kept of it, and where."""
@@ -28,8 +28,6 @@ class Counts:
     resident: int = 0
     parked_bytes: int = 0
     """Host memory that optimizer state and gradients on NVMe give back."""
-    parking: Parking = NOTHING
-    """How many layers' they are."""
 
     @property
     def longest_block(self) -> int:
@@ -50,5 +48,4 @@ def count(policy: Policy, facts: ModelFacts) -> Counts:
         nvme=homes.count("nvme"),
         kept={key: kept[key] for key in sorted(kept)},
         resident=sum(layer.resident for layer in policy.layers),
-        parking=Parking.of(policy, facts),
     )

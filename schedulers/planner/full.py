@@ -16,12 +16,12 @@ from typing import Final
 
 from ..hardware import Budgets
 from .bound import Bound, Certificate, bound_of, families_of, parts_of, within
-from .choices import MOST_MICRO_BATCHES, Problem, Shape
 from .counts import Counts
 from .exact import Exact, solve_exact
 from .first import Fastest, first_best
 from .loose import Family
 from .parking import NOTHING, Parking, quickest_parking
+from .problem import MOST_MICRO_BATCHES, Problem, Shape
 from .search import Question
 
 PROOF: Final = 0.0099
@@ -243,9 +243,10 @@ class Search(Fastest):
 
     def _covers(self, family: Family, key: Key) -> bool:
         """Whether the exact program leaves out nobody of the family."""
-        _, longest, _ = key
+        _, longest, nvme = key
         blocks = not family.blocks[1] or longest >= self.question.longest_block
-        return blocks and not (family.residents[1] or family.parked[1])
+        boundaries = nvme or not family.nvme[1]
+        return blocks and boundaries and not (family.residents[1] or family.parked[1])
 
 
 def _is_shape(family: Family) -> bool:

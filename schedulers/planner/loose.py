@@ -15,7 +15,8 @@ from ortools.math_opt.python import mathopt
 
 from ...jobs.policy.lowering import NVME_STAGING
 from ..costs import LINK_RATES, backward_forwards
-from .choices import Choices, Shape, Term
+from .choices import Choices, Term
+from .problem import Shape
 from .ring import Ring
 from .timing import Micro, Timing
 

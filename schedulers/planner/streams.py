@@ -12,9 +12,11 @@ from collections import Counter, defaultdict
 from ortools.math_opt.python import mathopt
 
 from ...jobs.model_facts import UnitFacts
-from ...jobs.policy.parked import update_phase
-from ..costs import LINK_RATES, forward_seconds, op_seconds, update_traffic
-from .choices import Choices, Shape, Term
+from ...jobs.policy.lowering import GRADIENT_STAGING
+from ...jobs.policy.parked import RING, update_phase
+from ..costs import HOST_PASSES, LINK_RATES, forward_seconds, op_seconds, update_traffic
+from .choices import Choices, Term
+from .problem import Shape
 
 
 class Streams:
@@ -91,6 +93,36 @@ class Streams:
         self.last[stream] = self._end(duration, self.last[stream], *after)
         self.lasting[stream].append(duration)
         return self.last[stream]
+
+    def _add_gradient(self, u: int) -> None:
+        """Copy a gradient out, add it to what its master has, and sum its squares when it is the last."""
+        owner, size = self.owner[u], self.units[u].gradient_bytes
+        if not size:
+            return  # all of it is frozen
+        adds = self.parts_left[owner] < self.parts_total[owner]
+        waits = [self.mains[-1]]
+        if adds and len(self.accumulates) >= GRADIENT_STAGING:
+            waits.append(self.accumulates[-GRADIENT_STAGING])
+        parked = owner in self.parked.gradients
+        on_host, profile = self._host_gradient_bytes(owner), self.profile
+        empty = [self.gradient_ring[-RING]] if parked and len(self.gradient_ring) >= RING else []
+        sums: list[Term] = []
+        if parked and adds:
+            sums = [
+                self._on("nvme_read", on_host * self._per_byte(profile.nvme_read_bytes_s), self.written[owner], *empty)
+            ]
+        landed = self._on("d2h", size * self._per_byte(profile.d2h_bytes_s), *waits, *([] if adds else empty))
+        self.gradients.append(landed)
+        per_byte = self._per_byte(profile.host_bytes_s)
+        if adds:
+            landed = self._on("cpu", HOST_PASSES["accumulate"] * size * per_byte, landed, *sums)
+            self.accumulates.append(landed)
+        self.parts_left[owner] -= 1
+        if not self.parts_left[owner]:
+            landed = self._norm(HOST_PASSES["norm"] * self.units[owner].gradient_bytes * per_byte, landed)
+        if parked:
+            self.written[owner] = self._on("nvme_write", on_host * self._per_byte(profile.nvme_write_bytes_s), landed)
+            self.gradient_ring.append(self.written[owner])
 
     def _norm(self, duration: float, landed: Term) -> Term:
         """Sum a gradient's squares; where micro-batches repeat, beside the CPU's other work, which all of them have."""

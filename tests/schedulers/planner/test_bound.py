@@ -16,10 +16,11 @@ from lazytrain.jobs.policy import LayerPolicy, Policy, lower
 from lazytrain.schedulers.costs import host_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
 from lazytrain.schedulers.planner.bound import STAGING_SLOTS, WEIGHT_SLOTS, bound_of, families_of, parts_of
-from lazytrain.schedulers.planner.choices import Choices, Problem, Shape
+from lazytrain.schedulers.planner.choices import Choices
 from lazytrain.schedulers.planner.counts import count
 from lazytrain.schedulers.planner.loose import Family, LooseTiming
 from lazytrain.schedulers.planner.parking import NOTHING, Parking, most_spared_bytes, park, parkable
+from lazytrain.schedulers.planner.problem import Problem, Shape
 from lazytrain.schedulers.simulator import simulate
 
 MIB = 1 << 20
@@ -176,7 +177,7 @@ def holds(family: Family, policy: Policy, facts: ModelFacts) -> bool:
     told = count(policy, facts)
     numbers = {
         "weights": policy.weight_slots, "staging": policy.staging_slots, "residents": told.resident,
-        "nvme": told.nvme, "blocks": sum(told.blocks.values()), "parked": int(any(told.parking[:2])),
+        "nvme": told.nvme, "blocks": sum(told.blocks.values()), "parked": int(Parking.of(policy, facts) != NOTHING),
     }  # fmt: skip
     return all(getattr(family, name)[0] <= number <= getattr(family, name)[1] for name, number in numbers.items())
 

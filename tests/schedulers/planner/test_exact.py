@@ -16,9 +16,10 @@ from lazytrain.jobs.policy import LayerPolicy, Policy
 from lazytrain.schedulers.baselines import shortages
 from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
-from lazytrain.schedulers.planner.choices import Choices, Problem, Shape
+from lazytrain.schedulers.planner.choices import Choices
 from lazytrain.schedulers.planner.exact import solve_exact
 from lazytrain.schedulers.planner.parking import Parking, park
+from lazytrain.schedulers.planner.problem import Problem, Shape
 from lazytrain.schedulers.planner.timing import Timing
 from lazytrain.schedulers.simulator import simulate
 
