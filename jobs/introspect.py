@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -18,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 from transformers import PretrainedConfig, PreTrainedModel
 
-from .effects import Places, apply, has_containers, unit_call
+from .alike import alike, once_each
+from .effects import Places, apply, unit_call
 from .errors import ModelError
 from .fake_model import build, check_positions, config_of, refusing, text_batch
 from .head_loss import Logits, forward_in_chunks
@@ -49,7 +49,8 @@ def model_facts(
     with FakeTensorMode(), torch.no_grad(), refusing(config, micro_batch, sequence_length):
         model = build(model_or_config, torch_dtype)
         check_positions(model, sequence_length)
-        structure = find_structure(model, lambda: model(**text_batch(model, 2, min(8, sequence_length))))
+        with once_each(_elements_of_lists(model), {}):
+            structure = find_structure(model, lambda: model(**text_batch(model, 2, min(8, sequence_length))))
         trace = _Trace(model, structure)
         logits = trace.run(text_batch(model, micro_batch, sequence_length))
         in_chunks = _loss_in_chunks(model, structure)
@@ -74,6 +75,13 @@ def model_facts(
     )
 
 
+def _elements_of_lists(model: nn.Module) -> dict[str, nn.Module]:
+    """What may be a layer: of those that are alike, one is enough to see which parameters they read."""
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    outer = [(n, m) for n, m in lists if not any(n.startswith(f"{other}.") for other, _ in lists)]
+    return {f"{name}.{i}": module for name, elements in outer for i, module in enumerate(elements)}
+
+
 def _loss_in_chunks(model: PreTrainedModel, structure: Structure) -> bool:
     """Whether the head is all that follows the base model, and the model's loss is that of its logits."""
     head, base = model.get_output_embeddings(), model.base_model
@@ -86,45 +94,12 @@ def _loss_in_chunks(model: PreTrainedModel, structure: Structure) -> bool:
     text = text_batch(model, 2, 4)
     labels = text["input_ids"].clone()
     try:
-        with _once_each(structure):
+        with once_each(structure.modules, structure.loose):
             forward_in_chunks(model, model.forward, lambda states, labels: states.sum(), (), text, labels)
         Logits(model, model.forward, head.out_features)(torch.empty((2, head.in_features), dtype=head.weight.dtype))
     except Exception:  # whatever the model's code raises when there are no tokens: then all logits are made
         return False
     return True
-
-
-@contextmanager
-def _once_each(structure: Structure) -> Iterator[None]:
-    """Of units that are alike only the first runs; the others return tensors of the same shapes."""
-    known: dict[tuple[Any, ...], Any] = {}
-
-    def standing_in(path: str, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        places = Places(module, structure.loose)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            call = unit_call(places, forward, structure.loose, args, kwargs)
-            key = _alike(path, module, call)
-            if key not in known:
-                known[key] = call.forward()
-            return apply(tree_map_only(torch.Tensor, torch.empty_like, known[key]), args, kwargs)
-
-        return run
-
-    for path, module in structure.modules.items():
-        module.forward = standing_in(path, module, module.forward)
-    try:
-        yield
-    finally:
-        for module in structure.modules.values():
-            del module.forward
-
-
-def _alike(name: str, module: nn.Module, call: Call) -> tuple[Any, ...]:
-    """What calls have in common that cost the same and return tensors of the same shapes."""
-    shapes = tuple((n, tuple(p.shape), p.requires_grad) for n, p in module.named_parameters())
-    inputs = tuple((tuple(t.shape), t.dtype) for t in call.tensors())
-    return variety_of(module), shapes, inputs, name if has_containers(call) else ""
 
 
 class _Trace:
@@ -270,7 +245,7 @@ class _Trace:
     _inside = False
 
     def _measured_once(self, name: str, module: nn.Module, call: Call) -> Measured:
-        key = _alike(name, module, call)
+        key = alike(name, module, call)
         if key not in self._known:
             self._inside = True
             with untracked():

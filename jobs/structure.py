@@ -164,6 +164,7 @@ class _Watch(TorchDispatchMode):
                 self._home[_key(parameter)].append(path)
 
     def __enter__(self) -> _Watch:
+        self._before = {path: vars(module).get("forward") for path, module in self._candidates.items()}
         for path, module in self._candidates.items():
             module.forward = self._watching(path, module, module.forward)
         super().__enter__()
@@ -171,8 +172,10 @@ class _Watch(TorchDispatchMode):
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
-        for module in self._candidates.values():
+        for path, module in self._candidates.items():
             del module.forward
+            if self._before[path] is not None:
+                module.forward = self._before[path]
 
     def strays_in(self) -> set[str]:
         """Candidates whose parameters were read outside their call."""

@@ -15,11 +15,13 @@ from typing import Any, Final
 
 from ortools.math_opt.python import mathopt
 
+from ...jobs.policy.parked import RING
 from ..costs import backward_forwards, forward_seconds
-from .choices import Choices, Problem
+from .choices import Choices
 from .counts import Counts
-from .loose import MOST_SEEN, Family, LooseTiming
-from .parking import parkable
+from .loose import Family, LooseTiming
+from .parking import most_spared_bytes, parkable
+from .problem import Problem
 from .solver import run_solver, status_of, work_of
 
 WEIGHT_SLOTS: Final = (2, 4)
@@ -66,20 +68,24 @@ class Certificate:
 
 
 def families_of(problem: Problem) -> Iterator[Family]:
-    """Families that together hold every policy that fits at all; the first is where the best one most often is."""
-    layers = len(problem.facts.layers)
+    """Families that together hold every policy that could be the fastest; the first is where it most often is."""
+    layers, has_nvme = len(problem.facts.layers), bool(problem.budgets.nvme_bytes)
     largest = max(layer.weight_bytes for layer in problem.facts.layers)
     room = problem.budgets.gpu_bytes - problem.facts.side_bytes - WEIGHT_SLOTS[0] * largest
     most = max(0, min(layers, room // min(layer.weight_bytes for layer in problem.facts.layers)))
-    plain = Family(WEIGHT_SLOTS, STAGING_SLOTS)
+    must_park = has_nvme and problem.state_bytes > problem.budgets.host_bytes
+    plain = Family(WEIGHT_SLOTS, STAGING_SLOTS, parked=(int(must_park),) * 2)
     yield plain
     if most:
         yield replace(plain, residents=(1, most))
-    if problem.budgets.nvme_bytes:
+    if has_nvme:
         yield replace(plain, residents=(0, most), nvme=(1, layers))
+    if has_nvme and not must_park:
+        yield replace(plain, residents=(0, most), nvme=(0, layers), parked=(1, 1))
     if min(layers, problem.longest_block) > 1:
-        nvme = (0, layers if problem.budgets.nvme_bytes else 0)
-        yield replace(plain, residents=(0, most), nvme=nvme, blocks=(1, layers))
+        nvme = (0, layers if has_nvme else 0)
+        parked = (int(must_park), int(has_nvme))
+        yield replace(plain, residents=(0, most), nvme=nvme, blocks=(1, layers), parked=parked)
 
 
 def parts_of(family: Family) -> list[Family]:
@@ -101,24 +107,23 @@ def within(problem: Problem, family: Family) -> Problem:
     return replace(problem, budgets=budgets, longest_block=problem.longest_block if family.blocks[1] else 1)
 
 
-def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float, accumulation: int) -> Bound:
+def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float) -> Bound:
     """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest."""
     model = mathopt.Model(name="lazytrain-bound")
     seen = replace(
         within(problem, family),
         shape=family.smallest,
         residents=family.residents,
-        accumulation=min(MOST_SEEN, accumulation),
-        parked_bytes=_parked_bytes(problem),
+        parked_bytes=_parked_bytes(problem) if family.parked[1] else 0,
     )
     choices = Choices(model, seen, whole=False)
-    timing = LooseTiming(choices, family, accumulation)
+    timing = LooseTiming(choices, family)
     _demand(model, choices, family)
     model.minimize(timing.step)
     result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
     if status_of(result) == "INFEASIBLE":
         return Bound(family, problem.horizon_s, work=work_of(result, model))
-    least_s = max(parking_seconds(problem), accumulation * compute_seconds(problem))
+    least_s = max(parking_seconds(problem), problem.micro_batches * compute_seconds(problem))
     bound_s = max(result.dual_bound() * problem.horizon_s, least_s)
     counts = _counts(choices, result.variable_values(), family) if result.has_primal_feasible_solution() else None
     return Bound(family, bound_s, counts, work_of(result, model))
@@ -130,12 +135,15 @@ def _demand(model: Any, choices: Choices, family: Family) -> None:
         model.add_linear_constraint(choices.number(lambda group: group[0] == "block" and group[1] > 1) >= 1)
     if family.nvme[0]:
         model.add_linear_constraint(choices.number(lambda group: group == ("nvme",)) >= 1)
+    if family.parked[0] and choices.parked:  # fewer only fill their buffers
+        layers = mathopt.fast_sum(part.moved * (1 / part.least) for part in choices.parked)
+        model.add_linear_constraint(layers >= RING + 1)
 
 
 def _parked_bytes(problem: Problem) -> int:
     """The most host memory that optimizer state on NVMe could give back."""
-    most = problem.spared_bytes(replace(problem.shape, parked=len(parkable(problem.facts))))
-    return min(problem.budgets.nvme_bytes, most)
+    sizes = parkable(problem.facts, problem.optimizer, problem.accumulation)
+    return min(problem.budgets.nvme_bytes, most_spared_bytes(sizes))
 
 
 def compute_seconds(problem: Problem) -> float:
@@ -163,5 +171,5 @@ def _counts(choices: Choices, values: dict[Any, float], family: Family) -> Count
         nvme=totals.get(("nvme",), 0),
         kept={group[1:]: number for group, number in totals.items() if group[0] == "kept" and number},
         resident=math.ceil(values[choices.residents] - 0.5) if family.residents[1] else 0,
-        parked_bytes=round(values[choices.spared] * choices.unit) if choices.problem.parked_bytes else 0,
+        parked_bytes=round(sum(values[part.spared] for part in choices.parked) * choices.unit),
     )

@@ -11,7 +11,8 @@ from ...jobs.policy import Policy
 from ...jobs.units import format_bytes
 from ..simulator import predict
 from .answer import Change, Reason
-from .full import first_best
+from .first import first_best
+from .parking import NOTHING, Parking
 from .search import NoScheduleError, OutOfTimeError, Question
 
 TIERS = {"gpu_memory": "gpu", "host_memory": "host", "nvme": "nvme"}
@@ -64,13 +65,13 @@ def _state_on_nvme(question: Question) -> Iterator[Change]:
     if question.budgets.nvme_bytes >= size:
         return
     policy = _any_plan(question.with_budgets(nvme=2 * size))
-    if policy is None or policy.optimizer_home != "nvme":
+    parking = Parking.of(policy, facts) if policy is not None else NOTHING
+    if policy is None or parking == NOTHING:
         return
     predicted = predict(policy, facts, question.profile)
-    layers = sum(layer.optimizer_home == "nvme" for layer in policy.layers)
     words = (
-        f"{format_bytes(predicted.nvme_bytes)} on NVMe, for the optimizer state and gradients of {layers} of "
-        f"{len(policy.layers)} layers"
+        f"{format_bytes(predicted.nvme_bytes)} on NVMe, for the optimizer state of {parking.states} and the gradients "
+        f"of {parking.gradients} of {len(policy.layers)} layers"
     )
     yield Change(what="nvme", words=words, step_s=predicted.step_s, tokens_per_s=predicted.tokens_per_s)
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from ortools.math_opt.python import mathopt
 
-from ...jobs.model_facts import ModelFacts
-from ...jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
-from ...jobs.policy import LayerPolicy, Parked, Policy
+from ...jobs.policy import LayerPolicy, Policy
 from ...jobs.policy.artifact import Home
 from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING
-from ..costs import staging_bytes, state_bytes
-from ..hardware import Budgets, HardwareProfile
-from .parking import least_ring_bytes, park_last, spared_bytes
+from ...jobs.policy.parked import RING
+from ..costs import staging_bytes
+from .parking import park, parkable
+from .problem import Problem, sorts_of
 
 Kept = Literal["matmuls", "all"]
 KEPT: Final[tuple[Kept, ...]] = ("matmuls", "all")
@@ -28,52 +26,17 @@ Group = tuple[Any, ...]
 """What the choices of interchangeable layers have in common, for example ``("kept", 0, "all", "gpu")``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What is given to the solver, not chosen by it."""
+class ParkedPart(NamedTuple):
+    """What of one kind, states or gradients, is on NVMe, in units of `Choices.unit`."""
 
-    weight_slots: int = 2
-    staging_slots: int = 2
-    resident: frozenset[int] = frozenset()
-    parked: int = 0
-    """Layers whose optimizer state and gradient are on NVMe: the last ones that have any, whose updates come last."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One question to the solver."""
-
-    facts: ModelFacts
-    profile: HardwareProfile
-    budgets: Budgets
-    shape: Shape
-    horizon_s: float
-    """Only step times up to this one are looked for."""
-    longest_block: int = 8
-    accumulation: int = 1
-    residents: tuple[int, int] = (0, 0)
-    """Fewest and most layers that stay on the GPU beside those of the shape, any of them, as the solver likes."""
-    parked_bytes: int = 0
-    """The most host memory that optimizer state on NVMe gives back, as the solver likes, beside what the shape has."""
-    optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
-
-    @property
-    def state_bytes(self) -> int:
-        """Host memory that the model's state takes with nothing on NVMe."""
-        return sum(state_bytes(self.facts, accumulation=self.accumulation, optimizer=self.optimizer).values())
-
-    def parked(self, shape: Shape) -> Parked:
-        """What a shape has on NVMe beside boundaries."""
-        return Parked.of(park_last(self._plain, self.facts, shape.parked), self.facts)
-
-    def spared_bytes(self, shape: Shape) -> int:
-        """Host memory that it gives back, without the buffers that it passes through."""
-        return spared_bytes(self._plain, self.facts, shape.parked)
-
-    @property
-    def _plain(self) -> Policy:
-        made = Policy.from_homes(self.facts, ["gpu"] * (len(self.facts.layers) + 1), accumulation=self.accumulation)
-        return made.model_copy(update={"optimizer": self.optimizer})
+    moved: Term
+    """What is read and written."""
+    spared: Term
+    """Host memory that this gives back."""
+    some: Term
+    """1 where it is anything at all."""
+    least: float
+    """That of one layer, at least."""
 
 
 class Choices:
@@ -199,25 +162,43 @@ class Choices:
         held = mathopt.fast_sum(
             self.sizes[i] / self.unit * self.away[i] + self.kept_bytes(i, "host") * (1 / self.unit) for i in self.layers
         )
+        self.some_on_nvme: Any = None
+        """1 where any boundary is on NVMe; None where none can be."""
         if any(variable is not None for variable in self.nvme):
-            some = self.model.add_binary_variable()
+            some = self.some_on_nvme = self.model.add_binary_variable()
             for variable in self.nvme:
                 if variable is not None:
                     constrain(variable <= some)
             constrain(on_nvme <= self.problem.budgets.nvme_bytes / self.unit)
             held += self.nvme_staging / self.unit * some
-        self.spared, self.parked = self._parking()
+        self.parked = self._parking()
+        self.spared = mathopt.fast_sum(part.spared for part in self.parked)
         room = self.unparked_room if self.problem.parked_bytes else self.host_room
         constrain(held - on_nvme - self.spared <= room / self.unit)
 
-    def _parking(self) -> tuple[Term, Term]:
-        """Host memory that optimizer state on NVMe gives back, and what is parked for that: the buffers' part more."""
-        most = self.problem.parked_bytes / self.unit
-        if not most:
-            return 0.0, 0.0
-        spared, some = self.model.add_variable(lb=0.0, ub=most), self.model.add_binary_variable()
-        self.model.add_linear_constraint(spared <= most * some)
-        return spared, spared + least_ring_bytes(self.facts, self.problem.optimizer) / self.unit * some
+    def _parking(self) -> tuple[ParkedPart, ...]:
+        """Optimizer state and gradients on NVMe, as much of each as the solver likes, where it may like any."""
+        problem = self.problem
+        if not problem.parked_bytes:
+            return ()
+        kinds = parkable(self.facts, problem.optimizer, problem.accumulation)
+        parts = tuple(self._parked_part(sizes) for sizes in kinds)
+        most = problem.parked_bytes / self.unit
+        self.model.add_linear_constraint(mathopt.fast_sum(part.spared for part in parts) <= most)
+        return parts
+
+    def _parked_part(self, sizes: tuple[int, ...]) -> ParkedPart:
+        """Whole layers of it where all are equal. The host gets back what is beyond the buffers that it passes."""
+        model, each = self.model, tuple(size / self.unit for size in sizes)
+        total, some = sum(each), model.add_binary_variable()
+        if min(each) == max(each):
+            moved: Term = model.add_integer_variable(lb=0, ub=len(each)) * each[0]
+        else:
+            moved = model.add_variable(lb=0.0, ub=total)
+        part = ParkedPart(moved, model.add_variable(lb=0.0, ub=total), some, min(each))
+        model.add_linear_constraint(moved <= total * some)
+        model.add_linear_constraint(part.spared <= moved - RING * part.least * some)
+        return part
 
     def _add_gpu_memory(self) -> None:
         """Bytes at each forward, at the loss and at each backward."""
@@ -241,8 +222,10 @@ class Choices:
         fixed = 3 * self.sizes[-1] + head.backward_workspace_bytes + head.weight_bytes + head.gradient_bytes
         self._bound(fixed, held[-1], self._coming(last + 1))
         for unit in facts.after:
-            fixed = 3 * self.sizes[-1] + unit.backward_workspace_bytes + unit.weight_bytes + unit.gradient_bytes
-            self._bound(fixed + head.gradient_bytes, held[-1], self._coming(last + 1, shape.weight_slots))
+            fixed = 3 * self.sizes[-1] + unit.backward_workspace_bytes + unit.weight_bytes
+            both = (head.gradient_bytes, unit.gradient_bytes)
+            leaving = sum(both) if shape.staging_slots > 1 else max(both)
+            self._bound(fixed + leaving, held[-1], self._coming(last + 1, shape.weight_slots))
 
     def _bound(self, fixed: float, held: Term, other: Term) -> None:
         self.model.add_linear_constraint(held + other * (1 / self.unit) <= (self.room - fixed) / self.unit)
@@ -306,24 +289,4 @@ class Choices:
             layers.append(layer)
         policy = Policy.from_homes(facts, [*homes, "gpu"], accumulation=self.problem.accumulation)
         changes = {"layers": tuple(layers), "weight_slots": shape.weight_slots, "staging_slots": shape.staging_slots}
-        return park_last(policy.model_copy(update=changes), facts, shape.parked)
-
-
-def sorts_of(facts: ModelFacts) -> tuple[int, ...]:
-    """A number for each layer: layers that cost the same in every respect have the same."""
-    known: dict[tuple[float, ...], int] = {}
-    return tuple(
-        known.setdefault(
-            (
-                layer.forward_flops,
-                layer.attention_flops,
-                layer.weight_bytes,
-                layer.output_bytes,
-                layer.saved_bytes,
-                layer.saved_matmul_bytes,
-                layer.backward_workspace_bytes,
-            ),
-            len(known),
-        )
-        for layer in facts.layers
-    )
+        return park(policy.model_copy(update=changes), facts, shape.parked)

@@ -9,7 +9,8 @@ from typing import Literal
 
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Policy
-from .choices import Kept, sorts_of
+from .choices import Kept
+from .problem import sorts_of
 
 Key = tuple[int, Kept, Literal["gpu", "host"]]
 """Sort of layer, what is kept of it, and where."""
@@ -26,7 +27,7 @@ class Counts:
     kept: dict[Key, int] = field(default_factory=dict)
     resident: int = 0
     parked_bytes: int = 0
-    """Host memory that optimizer state on NVMe gives back."""
+    """Host memory that optimizer state and gradients on NVMe give back."""
 
     @property
     def longest_block(self) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ortools.math_opt.python import mathopt
 
 from ...jobs.policy import Policy
-from .choices import Choices, Problem
+from .choices import Choices
+from .problem import Problem
 from .solver import Status, run_solver, status_of, work_of
 from .timing import Timing
 

@@ -11,26 +11,18 @@ unless the deadline comes first, which the answer then says, equal questions get
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
-from ...jobs.errors import DoesNotFit
-from ...jobs.policy import Policy
-from ...jobs.policy.artifact import Home
-from ..baselines import every_kth, keep_all, megatrain, shortages
-from ..costs import lowered
 from ..hardware import Budgets
-from ..simulator import simulate, step_seconds
 from .bound import Bound, Certificate, bound_of, families_of, parts_of, within
-from .choices import Problem, Shape
 from .counts import Counts
 from .exact import Exact, solve_exact
+from .first import Fastest, first_best
 from .loose import Family
-from .parking import fewest_parked, park_last
-from .search import NoScheduleError, OutOfTimeError, Question, find
+from .parking import NOTHING, Parking, quickest_parking
+from .problem import MOST_MICRO_BATCHES, Problem, Shape
+from .search import Question
 
 PROOF: Final = 0.0099
 """Share of the step time by which no policy is proven to be faster, where the search ends."""
@@ -40,8 +32,6 @@ SPARE: Final = 0.95
 """Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
 LIKELY: Final = ((3, 3), (2, 3))
 """Weight and staging slots of the shapes that are tried first."""
-PAPER_SECONDS: Final = 2.0
-"""Time for the paper's plan, which is a candidate too."""
 WHOLE_LAYERS: Final = 6
 """Of longer chains the exact program has no blocks longer than the bound's, and no NVMe where the bound uses none."""
 FAMILIES: Final = 24
@@ -54,32 +44,22 @@ NODES: Final = 1500
 """Nodes of the solver's search tree times layers, after which the first exact program is left; later ones sooner."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
-MOST_MICRO_BATCHES: Final = 2
-"""Micro-batches whose timing the exact program sees."""
-BETTER: Final = 1e-9
-"""Share of the step time by which a policy must be faster to be taken."""
+MORE_ROOM: Final = 2
+"""Boundaries for which more is parked each time that an exact program finds nothing with what is."""
 
 Key = tuple[Shape, int, bool]
 """An exact program: its shape, the longest block, and whether boundaries may be on NVMe."""
 
 
-@dataclass
-class Search:
+class Search(Fastest):
     """One search: the question, the best policy so far, what was proven, and the work done."""
 
-    question: Question
-    certificate: Certificate = field(default_factory=Certificate)
-    policy: Policy | None = None
-    step_s: float = float("inf")
-    programs: dict[Key, Exact] = field(default_factory=dict)
-    work: int = 0
-    out_of_time: bool = False
-
-    @property
-    def best(self) -> Policy:
-        """The fastest policy so far."""
-        assert self.policy is not None  # a rule that fits comes first
-        return self.policy
+    def __init__(self, question: Question) -> None:
+        super().__init__(question)
+        self.certificate = Certificate()
+        self.programs: dict[Key, Exact] = {}
+        self.work = 0
+        self.out_of_time = False
 
     @property
     def bound_s(self) -> float | None:
@@ -91,52 +71,63 @@ class Search:
         """Whether no policy of the families so far is faster by more than the proof asks for."""
         return bool(self.certificate.families) and self.certificate.bound_s >= self.step_s * (1 - PROOF)
 
-    def offer(self, policy: Policy) -> dict[str, int] | None:
-        """Take a policy if it is faster than the best and fits; what it is short of if only memory is in its way."""
-        question, policy = self.question, self.question.own(policy)
-        program = lowered(policy, question.facts)
-        step_s = step_seconds(program, question.facts, question.profile)
-        if step_s >= self.step_s * (1 - BETTER):
-            return None
-        short = {
-            s["resource"]: s["shortfall_bytes"] for s in shortages(policy, question.facts, question.budgets, program)
-        }
-        if not short:
-            self.step_s, self.policy = step_s, policy
-        return short
-
     def run(self) -> None:
-        """Bound and solve until the plan is proven, or the work that may be done is."""
+        """Bound and solve until the plan is proven, or the work that may be done is.
+
+        Families with blocks that recompute come last: they take longest to bound, and by then need not be bounded
+        higher than the others are.
+        """
         first, *others = families_of(self._problem())
         self._begin(first)
-        for family in others:
-            self.certificate.add(self._bound(family, share=SPARE * PROOF))
+        for family in (family for family in others if not family.blocks[1]):
+            bound = self._bound(family, self._spared_s)
+            self.certificate.add(bound)
+            if bound.bound_s < self.step_s * (1 - PROOF):
+                self._try(bound, *LIKELY[0])
+        self._settle()
+        for family in (family for family in others if family.blocks[1]):
+            self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s)))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Look more closely at the family that holds the proof down, and the next, as long as there is any."""
         while not self.proven and self._goes_on() and self._open(self.certificate.take()):
             pass
+
+    @property
+    def _spared_s(self) -> float:
+        """Families in which nobody is faster than this need no bound of their own."""
+        return self.step_s * (1 - SPARE * PROOF)
 
     def _begin(self, family: Family) -> None:
         """Bound the first family, and try the shapes at once that most often are the best ones."""
         bound = self._bound(family)
         self.certificate.add(bound)
         for weights, staging in LIKELY:
-            shape = replace(bound, family=replace(family, weights=(weights,) * 2, staging=(staging,) * 2))
-            for one in dict.fromkeys((self._key(shape, parked=self._parked(None)), self._key(shape))):
-                if not self.proven and self._goes_on():
-                    self._solve(shape, one)
+            if not self.proven:
+                self._try(bound, weights, staging)
+
+    def _try(self, bound: Bound, weights: int, staging: int) -> None:
+        """Solve the exact program of one shape of a family."""
+        family = replace(bound.family, weights=(weights,) * 2, staging=(staging,) * 2)
+        key = self._key(replace(bound, family=family))
+        if self._goes_on() and key not in self.programs:
+            self._solve(replace(bound, family=family), key)
 
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
         family = least.family
         if _is_shape(family):
-            known = self.programs.get(self._key(least))
-            exact = known or self._solve(least, self._key(least))
-            better = exact.bound_s if not family.residents[1] and self._covers(least) else 0.0
+            key = self._key(least)
+            known = self.programs.get(key)
+            exact = known or self._solve(least, key)
+            better = exact.bound_s if self._covers(family, key) else 0.0
             if known is None or better > least.bound_s:
                 self.certificate.add(replace(least, bound_s=max(least.bound_s, better)))
                 return True
         parts = parts_of(family)
         for part in parts:
-            bound = self._proven_of(part) or self._bound(part, share=SPARE * PROOF)
+            bound = self._proven_of(part) or self._bound(part, self._spared_s)
             self.certificate.add(replace(bound, bound_s=max(bound.bound_s, least.bound_s)))
         if not parts:
             self.certificate.add(least)
@@ -145,14 +136,11 @@ class Search:
     def _proven_of(self, family: Family) -> Bound | None:
         """The bound of a family that is one shape, from its exact program if that was solved."""
         exact = self.programs.get((Shape(family.weights[0], family.staging[0]), 1, False))
-        plain = _is_shape(family) and not (family.residents[1] or family.nvme[1] or family.blocks[1])
-        same = plain and self._parks_nothing and self.question.accumulation <= MOST_MICRO_BATCHES
+        plain = _is_shape(family) and not (
+            family.residents[1] or family.nvme[1] or family.blocks[1] or family.parked[1]
+        )
+        same = plain and self.question.accumulation <= MOST_MICRO_BATCHES
         return Bound(family, exact.bound_s) if exact is not None and same else None
-
-    @property
-    def _parks_nothing(self) -> bool:
-        """Whether no policy can have optimizer state on NVMe."""
-        return not self.question.budgets.nvme_bytes
 
     def _goes_on(self) -> bool:
         """Whether there is work left that may be done: less where exact programs see too little to prove anything."""
@@ -163,6 +151,7 @@ class Search:
 
     def _problem(self) -> Problem:
         question = self.question
+        one_by_one = min(question.accumulation, MOST_MICRO_BATCHES)
         return Problem(
             question.facts,
             question.profile,
@@ -170,20 +159,15 @@ class Search:
             Shape(),
             self.step_s,
             question.longest_block,
-            question.accumulation,
+            one_by_one,
+            question.accumulation - one_by_one,
             optimizer=question.optimizer,
         )
 
-    def _bound(self, family: Family, *, share: float = 0.0) -> Bound:
-        """The family's bound, or that nobody in it is faster than the best by more than a share."""
-        question, problem = self.question, replace(self._problem(), horizon_s=self.step_s * (1 - share))
-        bound = bound_of(
-            problem,
-            family,
-            backend=question.backend,
-            deadline=question.deadline,
-            accumulation=question.accumulation,
-        )
+    def _bound(self, family: Family, enough_s: float = float("inf")) -> Bound:
+        """The family's bound, or that nobody in it is faster than the best policy, or than is enough to know."""
+        question, problem = self.question, replace(self._problem(), horizon_s=min(self.step_s, enough_s))
+        bound = bound_of(problem, family, backend=question.backend, deadline=question.deadline)
         self.work += bound.work
         return bound
 
@@ -192,70 +176,77 @@ class Search:
     def _solve(self, least: Bound, key: Key) -> Exact:
         """The fastest policy of a family's shape; resident layers or memory are taken from it until it fits."""
         question, layers = self.question, len(self.question.facts.layers)
-        accumulation = min(question.accumulation, MOST_MICRO_BATCHES)
         shape, longest, nvme = key
-        problem = within(replace(self._problem(), shape=shape, accumulation=accumulation), least.family)
+        problem = within(replace(self._problem(), shape=shape), least.family)
         budgets = problem.budgets if nvme else problem.budgets.model_copy(update={"nvme_bytes": 0})
-        problem = replace(problem, budgets=budgets, longest_block=longest, horizon_s=self._modelled_s(accumulation))
+        problem = replace(problem, budgets=budgets, longest_block=longest)
         first: Exact | None = None
+        more_bytes = 0
         for _ in range(TRIES):
             exact = solve_exact(
                 problem,
                 backend=question.backend,
                 seconds=question.seconds_left(),
                 gap=ENOUGH,
-                nodes=self._nodes(layers),
+                nodes=self._nodes(layers, nvme=nvme),
                 quick=bool(self.programs),
-                enough_s=least.bound_s / (1 - ENOUGH) if accumulation == question.accumulation else 0.0,
+                enough_s=least.bound_s / (1 - ENOUGH),
             )
             self.work += exact.work
             first = first or exact
-            if exact.policy is None:
+            if exact.policy is None and shape.parked == NOTHING:
                 break
+            if exact.policy is None:  # the bound's parts of layers had more room than whole ones
+                more_bytes += MORE_ROOM * max(question.facts.boundary_bytes)
+                parking = self._parking(least.counts, more_bytes)
+                if parking == problem.shape.parked:
+                    break
+                problem = replace(problem, shape=replace(problem.shape, parked=parking))
+                continue
             short = self.offer(exact.policy.model_copy(update={"accumulation": question.accumulation}))
             if not short or "nvme" in short:
                 break
             problem = _smaller(problem, short, layers)
         assert first is not None
-        if accumulation < question.accumulation:
-            first = replace(first, bound_s=0.0)  # of another step
+        if problem.repeats:
+            first = replace(first, bound_s=0.0)  # the micro-batches that repeat are timed by a guess
         self.programs[key] = first
         return first
 
-    def _nodes(self, layers: int) -> int:
-        """How much of the search tree the next exact program may see."""
+    def _nodes(self, layers: int, *, nvme: bool) -> int:
+        """How much of the search tree the next exact program may see; only its root with boundaries on NVMe."""
+        if nvme:
+            return 1
         left = max(0.0, 1 - self.work / WORK)
         return max(1, int(NODES / layers / max(1, len(self.programs)) * left))
 
-    def _key(self, least: Bound, *, parked: int | None = None) -> Key:
+    def _key(self, least: Bound) -> Key:
         """The exact program of a family."""
         family, counts, facts = least.family, least.counts, self.question.facts
         number = counts.resident if counts else family.residents[0]
         number = max(family.residents[0], min(family.residents[1], number))
         resident = frozenset(_spread(len(facts.layers), number))
-        parked = self._parked(counts) if parked is None else parked
-        shape = Shape(family.weights[0], family.staging[0], resident, parked)
+        parking = self._parking(counts) if family.parked[1] else NOTHING
+        shape = Shape(family.weights[0], family.staging[0], resident, parking)
         if counts is None or len(facts.layers) <= WHOLE_LAYERS:
             return shape, self.question.longest_block if family.blocks[1] else 1, bool(family.nvme[1])
         return shape, counts.longest_block if family.blocks[1] else 1, bool(family.nvme[1] and counts.nvme)
 
-    def _parked(self, counts: Counts | None) -> int:
-        """Layers with optimizer state on NVMe: as many as the bound wants room for, or else as the best policy has."""
+    def _parking(self, counts: Counts | None, more_bytes: int = 0) -> Parking:
+        """Layers with state or gradient on NVMe: for as much room as the bound wants, or as the best policy has."""
+        question = self.question
         if counts is None:
-            return sum(layer.optimizer_home == "nvme" for layer in self.best.layers)
+            return Parking.of(self.best, question.facts)
+        wanted = counts.parked_bytes + more_bytes
         plain = self.best.parked()
-        return fewest_parked(plain, self.question.facts, counts.parked_bytes) or 0
+        return quickest_parking(plain, question.facts, question.profile, wanted, counts.nvme) or NOTHING
 
-    def _covers(self, least: Bound) -> bool:
+    def _covers(self, family: Family, key: Key) -> bool:
         """Whether the exact program leaves out nobody of the family."""
-        _, longest, _ = self._key(least)
-        blocks = not least.family.blocks[1] or longest >= self.question.longest_block
-        return blocks and self._parks_nothing
-
-    def _modelled_s(self, accumulation: int) -> float:
-        """The best policy's step time with as many micro-batches as the exact program sees."""
-        policy = self.best.model_copy(update={"accumulation": accumulation})
-        return simulate(policy, self.question.facts, self.question.profile).step_s
+        _, longest, nvme = key
+        blocks = not family.blocks[1] or longest >= self.question.longest_block
+        boundaries = nvme or not family.nvme[1]
+        return blocks and boundaries and not (family.residents[1] or family.parked[1])
 
 
 def _is_shape(family: Family) -> bool:
@@ -287,56 +278,3 @@ def _less(budgets: Budgets, short: dict[str, int]) -> Budgets:
     """The budgets without what a policy was short of."""
     gpu, host = (short.get(name, 0) for name in ("gpu_memory", "host_memory"))
     return budgets.model_copy(update={"gpu_bytes": budgets.gpu_bytes - gpu, "host_bytes": budgets.host_bytes - host})
-
-
-def first_best(question: Question) -> Policy:
-    """The fastest fixed rule that fits, or the paper's plan; where none does, a plan with optimizer state on NVMe, or
-    one with copies out one by one."""
-    search = Search(question)
-    for policy in _rules(question):
-        search.offer(policy)
-    for interval in range(1, question.longest_block + 1) if question.budgets.nvme_bytes else ():
-        if search.policy is not None:
-            break
-        for policy in _parked(question, interval):
-            search.offer(policy)
-    return search.policy or find(replace(question, staging_slots=1)).policy
-
-
-def _rules(question: Question) -> Iterator[Policy]:
-    facts, accumulation = question.facts, question.accumulation
-    yield keep_all(facts, accumulation=accumulation)
-    yield megatrain(facts, accumulation=accumulation)
-    for interval in range(1, question.longest_block + 1):
-        with suppress(DoesNotFit):
-            yield every_kth(
-                facts,
-                question.profile,
-                question.budgets,
-                interval=interval,
-                accumulation=accumulation,
-                optimizer=question.optimizer,
-            )
-            break  # longer blocks recompute more
-    else:
-        return  # where no rule fits, the time goes to finding anything that does
-    with suppress(NoScheduleError, OutOfTimeError):
-        yield paper_plan(question)
-
-
-def _parked(question: Question, interval: int) -> Iterator[Policy]:
-    """Every ``interval``-th boundary in one tier, and on NVMe the optimizer state that the host has no room for."""
-    facts, layers = question.facts, len(question.facts.layers)
-    tiers: tuple[Home, ...] = ("gpu", "host", "nvme")
-    for tier in tiers:
-        homes: list[Home] = ["recompute" if i % interval else tier for i in range(layers)]
-        made = question.own(Policy.from_homes(facts, [*homes, "gpu"], accumulation=question.accumulation))
-        short = {s["resource"]: s["shortfall_bytes"] for s in shortages(made, facts, question.budgets)}
-        number = fewest_parked(made, facts, short.get("host_memory", 0))
-        if number is not None:
-            yield park_last(made, facts, number)
-
-
-def paper_plan(question: Question) -> Policy:
-    """The paper's plan for the question. Raises NoScheduleError or OutOfTimeError."""
-    return find(replace(question, deadline=min(question.deadline, time.monotonic() + PAPER_SECONDS))).policy

@@ -3,24 +3,22 @@
 A family is a range of weight slots, staging slots and numbers of resident layers. It waits like its member that waits
 least, and has the memory of the one that takes least. At the turn from forward to backward a member finds at most as
 many layers loaded as it has slots and residents; here any layers may be those, and only the others load after it. The
-recomputes of a block are taken as one, and neither they nor their loads wait for each other. Of more than two
-micro-batches, those between the first and the last only take their time on each stream.
+recomputes of a block are taken as one, and neither they nor their loads wait for each other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from ortools.math_opt.python import mathopt
 
-from ..costs import LINK_RATES
-from .choices import Choices, Shape, Term
-from .parking import least_gradient_share
+from ...jobs.policy.lowering import NVME_STAGING
+from ..costs import LINK_RATES, backward_forwards
+from .choices import Choices, Term
+from .problem import Shape
 from .ring import Ring
 from .timing import Micro, Timing
-
-MOST_SEEN = 2
-"""Micro-batches that are timed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,8 @@ class Family:
     """Boundaries on NVMe."""
     blocks: tuple[int, int] = (0, 0)
     """Blocks that recompute."""
+    parked: tuple[int, int] = (0, 0)
+    """0 and 1: no optimizer state or gradient is on NVMe; some is, and gives back host memory."""
 
     @property
     def smallest(self) -> Shape:
@@ -47,51 +47,85 @@ class Family:
 class LooseTiming(Timing):
     """Adds to the model of ``choices`` the least times of any member of ``family``."""
 
-    def __init__(self, choices: Choices, family: Family, accumulation: int = 1) -> None:
+    def __init__(self, choices: Choices, family: Family) -> None:
         self.family = family
         self.slots = family.weights[1] + choices.residents
         self.near = Ring(len(choices.facts.layers), family.weights[1], frozenset())
         self.moved_until: Term = 0.0
         self.loaded_since: Term = 0.0
-        self.between = accumulation - MOST_SEEN
         self.stays: list[Term] = []
         self.turn: Term = 0.0  # from the last micro-batch's forward to its backward
         self.most_slots = family.weights[1] + family.residents[1]
         super().__init__(choices, Shape(self.most_slots, family.staging[1], parked=choices.problem.shape.parked))
         self._add_parking()
 
-    def _add_parking(self) -> None:
-        """What optimizer state on NVMe gives back to the host is read and written in every step, gradients last."""
-        for stream in ("nvme_read", "nvme_write") if self.problem.parked_bytes else ():
-            moved = mathopt.fast_sum([*self.lasting[stream], self._parked_seconds(stream)])
-            self.model.add_linear_constraint(self.step >= moved)
-        if self.problem.parked_bytes:
-            share = least_gradient_share(self.facts, self.problem.optimizer)
-            self.model.add_linear_constraint(self.step >= self.turn + share * self._parked_seconds("nvme_write"))
+    # ---- optimizer state and gradients on NVMe
 
-    def _parked_seconds(self, stream: str) -> Term:
+    def _add_updates(self) -> None:
+        """Boundaries are written after all states: these wait for their reads, and stand first on their stream."""
+        super()._add_updates()
+        if self.choices.parked:
+            states, _ = self.choices.parked
+            last = states.least * states.some
+            after_reads = self._parked_seconds("nvme_read", states.moved) + self._parked_seconds("nvme_write", last)
+            after_writes = self._parked_seconds("nvme_write", states.moved) + self._parked_seconds("nvme_read", last)
+            self.last["nvme_write"] = self._end(0.0, after_reads, after_writes)
+
+    def _add_parking(self) -> None:
+        """What is parked is read and written in every step, gradients once for each micro-batch."""
+        if not self.choices.parked:
+            return
+        states, gradients = self.choices.parked
+        moved = states.moved + self.problem.micro_batches * gradients.moved
+        for stream in ("nvme_read", "nvme_write"):
+            both = mathopt.fast_sum([*self.lasting[stream], self._parked_seconds(stream, moved)])
+            self.model.add_linear_constraint(self.step >= both)
+        written = self.begun + self.turn + self._first_gradient * gradients.some
+        self.model.add_linear_constraint(self.step >= written + self._parked_seconds("nvme_write", gradients.moved))
+
+    def _parked_seconds(self, stream: str, moved: Term) -> Term:
         rate: float = getattr(self.profile, LINK_RATES[stream])
-        return self.choices.unit * self._per_byte(rate) * self.choices.parked
+        return self.choices.unit * self._per_byte(rate) * moved
+
+    @cached_property
+    def _first_gradient(self) -> float:
+        """From the last layer's forward until a layer's gradient is on the host."""
+        layers, head = self.facts.layers, self.facts.head
+        loss = (1 + backward_forwards(head, self.profile)) * self._forward(head)
+        compute = min(backward_forwards(layer, self.profile) * self._forward(layer) for layer in layers)
+        size = min(layer.gradient_bytes for layer in layers if layer.gradient_bytes)
+        return loss + compute + size * self._per_byte(self.profile.d2h_bytes_s)
 
     def _add_forward(self, micro: Micro) -> None:
-        """The last layer whose state was read from NVMe has its forward after all of those reads."""
+        """The last layer of which something was parked has its load and its forward after all of those reads."""
         super()._add_forward(micro)
         self.turn = micro.forwards[-1]
-        if self.problem.parked_bytes and not micro.number:
-            least = min(self._forward(layer) for layer in self.facts.layers)
-            self.model.add_linear_constraint(micro.forwards[-1] >= self._parked_seconds("nvme_read") + least)
+        if self.choices.parked and not micro.number:
+            layers = [layer for layer in self.facts.layers if layer.gradient_bytes]
+            least = min(
+                self._forward(layer) + layer.weight_bytes * self._per_byte(self.profile.h2d_bytes_s) for layer in layers
+            )
+            moved = mathopt.fast_sum(part.moved for part in self.choices.parked)
+            self.model.add_linear_constraint(self.turn >= self._parked_seconds("nvme_read", moved) + least)
+            self._add_late_forwards()
 
-    def _add_micro_batch(self, micro: Micro) -> None:
-        if not micro.number or self.between <= 0:
-            super()._add_micro_batch(micro)
-            return
-        waits = {stream: self._on(stream, self.model.add_variable(lb=0.0)) for stream in ("compute", "h2d", "d2h")}
-        before = {stream: len(self.lasting[stream]) for stream in waits}
-        super()._add_micro_batch(micro)
-        for stream, number in before.items():
-            repeated = self.lasting[stream][number - 1]
-            each = mathopt.fast_sum(self.lasting[stream][number:])
-            self.model.add_linear_constraint(repeated == self.between * each)
+    def _add_late_forwards(self) -> None:
+        """Boundaries on NVMe but the first leave for staging buffers that are full until all states are written.
+
+        So do the forwards of all layers after the next such boundary, as far as copies out have no slots for it.
+        """
+        on_nvme = [variable for variable in self.choices.nvme if variable is not None]
+        if on_nvme:
+            states, _ = self.choices.parked
+            layers = mathopt.fast_sum(on_nvme) - NVME_STAGING - self.family.staging[1]
+            each = min(self._forward(layer) for layer in self.facts.layers)
+            read = self._parked_seconds("nvme_read", states.moved)
+            self.model.add_linear_constraint(self.turn >= read + each * layers)
+
+    def _load_unit(self, u: int, ahead: int) -> Term:
+        """What may have been loaded before a micro-batch that begins at time zero costs it nothing."""
+        first = self._began_again and len(self.mains) < ahead
+        return self.last["h2d"] if first else super()._load_unit(u, ahead)
 
     @property
     def _slots_ahead(self) -> int:
@@ -127,14 +161,15 @@ class LooseTiming(Timing):
             self._on("nvme_write", per_byte * nvme, offload)
 
     def _add_reads(self, micro: Micro) -> None:
-        """Reads from NVMe begin when all but the last that was written is there."""
-        largest = max(self.choices.sizes) * self._per_byte(self.profile.nvme_write_bytes_s)
-        since = self._end(-largest, self.last["nvme_write"])
+        """Reads from NVMe, one after the other; none of a boundary before all of them are written."""
         for i in range(self.layers - 1, -1, -1):
             nvme = self.choices.nvme[i]
             if nvme is not None:
                 seconds = self.choices.sizes[i] * self._per_byte(self.profile.nvme_read_bytes_s) * nvme
-                micro.reads[i] = self._on("nvme_read", seconds, since)
+                micro.reads[i] = self._on("nvme_read", seconds)
+        if self.choices.some_on_nvme is not None:
+            reads = mathopt.fast_sum(self.lasting["nvme_read"][-len(micro.reads) :])
+            self._wait(self.last["nvme_read"], reads, self.last["nvme_write"], self.choices.some_on_nvme)
 
     def _add_layer_backward(self, micro: Micro, i: int, copies: list[Term]) -> None:
         end, per_byte = i + 1, self._per_byte(self.profile.h2d_bytes_s)

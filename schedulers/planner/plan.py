@@ -19,7 +19,8 @@ from ..simulator import predict
 from .answer import Plan, Reason, Solver
 from .changes import changes
 from .direct import seconds, with_direct_nvme
-from .full import PAPER_SECONDS, first_best, paper_plan, search_full
+from .first import PAPER_SECONDS, first_best, paper_plan
+from .full import search_full
 from .instance import LONGEST_BLOCK
 from .reasons import explain
 from .search import NoScheduleError, OutOfTimeError, Question, find

@@ -11,26 +11,20 @@ the longer the block, so each wait is switched on by the edges that are at least
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from ortools.math_opt.python import mathopt
 
 from ...jobs.model_facts import UnitFacts
-from ...jobs.policy.lowering import GRADIENT_STAGING, HEAD_AHEAD
-from ...jobs.policy.parked import RING, update_phase
-from ..costs import (
-    HOST_PASSES,
-    LINK_RATES,
-    backward_forwards,
-    forward_seconds,
-    op_seconds,
-    update_traffic,
-)
-from .choices import Choices, Edge, Shape, Term
+from ...jobs.policy.lowering import HEAD_AHEAD
+from ..costs import backward_forwards
+from .choices import Choices, Edge, Term
+from .problem import Shape
 from .ring import Access, Ring, Use
 from .stalls import add_backward_stalls, add_forward_stalls
+from .streams import Streams
 
 
 @dataclass(slots=True)
@@ -57,33 +51,20 @@ class Micro:
     uses: dict[Use, Term] = field(default_factory=dict)
 
 
-class Timing:
+class Timing(Streams):
     """Adds the times of ``choices`` to its model; ``step`` is the step time over the horizon."""
 
     def __init__(self, choices: Choices, shape: Shape | None = None) -> None:
-        self.choices, self.problem = choices, choices.problem
-        self.model, self.facts, self.profile = choices.model, choices.facts, choices.problem.profile
-        self.scale = 1 / self.problem.horizon_s
-        self.units, self.first, self.layers = self.facts.units, len(self.facts.before), len(self.facts.layers)
-        self.head = len(self.units) - 1
-        shape = shape or self.problem.shape
-        self.staging = shape.staging_slots
+        shape = shape or choices.problem.shape
+        super().__init__(choices, shape)
         self.ring = Ring(self.layers, shape.weight_slots, shape.resident)
-        self.parked = self.problem.parked(shape)
-        self.written: dict[int, Term] = {}
-        by_name = {unit.name: i for i, unit in enumerate(self.units)}
-        self.owner = [by_name.get(unit.shares_weights_with, i) for i, unit in enumerate(self.units)]
-        self.parts_left = Counter({u: self.owner.count(u) * self.problem.accumulation for u in set(self.owner)})
-        self.parts_total = dict(self.parts_left)
-        self.last: dict[str, Term] = defaultdict(float)
-        self.lasting: dict[str, list[Term]] = defaultdict(list)  # how long each operation takes, per stream
-        self.mains: list[Term] = []  # ends of compute operations but recomputes
-        self.gradients: list[Term] = []
-        self.accumulates: list[Term] = []
         self._add_updates()
+        before = None
         for number in range(self.problem.accumulation):
+            if number and self.problem.repeats:
+                before = self._begin_again()
             self._add_micro_batch(Micro(number))
-        self.step = self._end(0.0, self.last["cpu"], self.last["nvme_write"])
+        self._add_step(before)
         self._add_host_memory()
 
     @cached_property
@@ -95,42 +76,7 @@ class Timing:
         self._add_forward(micro)
         self._add_backward(micro)
 
-    # ---- building blocks
-
-    def _end(self, duration: Term, *after: Term) -> Term:
-        """End of an operation that lasts ``duration`` and waits for all of ``after``."""
-        end = self.model.add_variable(lb=0.0, ub=1.0)
-        for other in after:
-            self.model.add_linear_constraint(end >= other + duration)
-        return end
-
-    def _on(self, stream: str, duration: Term, *after: Term) -> Term:
-        self.last[stream] = self._end(duration, self.last[stream], *after)
-        self.lasting[stream].append(duration)
-        return self.last[stream]
-
-    def _wait(self, end: Term, duration: Term, other: Term, condition: Term) -> None:
-        """``end`` comes ``duration`` after ``other`` where ``condition`` is 1 and not 0."""
-        self.model.add_linear_constraint(end >= other + duration - (1 - condition))
-
-    def _compute(self, forwards: Term, unit: UnitFacts, *after: Term) -> Term:
-        """A compute operation other than a recompute."""
-        end = self._on("compute", forwards * self._forward(unit) + self._overhead, *self._gradients_due(), *after)
-        self.mains.append(end)
-        return end
-
-    @property
-    def _overhead(self) -> float:
-        return self.profile.operation_overhead_s * self.scale
-
-    def _forward(self, unit: UnitFacts) -> float:
-        return forward_seconds(unit, self.facts, self.profile) * self.scale
-
-    def _gradients_due(self) -> list[Term]:
-        return self.gradients[-self.staging :][:1] if len(self.gradients) >= self.staging else []
-
-    def _per_byte(self, rate: float) -> float:
-        return self.scale / rate
+    # ---- forward
 
     def _load_unit(self, u: int, ahead: int) -> Term:
         """Load a unit that is no layer."""
@@ -151,36 +97,6 @@ class Timing:
         if self.choices.swaps(i):
             due.append((micro.swaps[i], self.choices.swapped(i)))
         return [end if not micro.number else end + chosen - 1 for end, chosen in due]
-
-    def _add_updates(self) -> None:
-        """The updates of the step before: nothing in them is chosen, so their times are numbers."""
-        learning = [u for u, unit in enumerate(self.units) if self.owner[u] == u and unit.gradient_bytes]
-        labels, sizes = [str(u) for u in range(len(self.units))], [unit.gradient_bytes for unit in self.units]
-        ends: dict[str, float] = {}
-        for op in update_phase(self.parked, learning, labels, sizes, self._host_gradient_bytes):
-            lasts = op_seconds(op, self.facts, self.profile) * self.scale
-            ends[op.id] = max([self.last[op.stream], *(ends[name] for name in op.after)]) + lasts
-            self.last[op.stream] = ends[op.id]
-            if op.stream != "cpu":
-                self.lasting[op.stream].append(lasts)
-        self.updated = [ends.get(f"update.{owner}", 0.0) for owner in self.owner]
-        self.gradient_ring = [ends[f"update.{u}"] for u in learning if u in self.parked.gradients]
-
-    def _host_gradient_bytes(self, unit: int) -> int:
-        elements = self.units[unit].gradient_bytes // self.facts.element_bytes
-        return elements * (4 if self.parts_total[unit] > 1 else self.facts.element_bytes)
-
-    def _add_host_memory(self) -> None:
-        """All that reads or writes host memory shares its bandwidth."""
-        profile = self.profile
-        updates = sum(self.units[u].trainable_parameters for u in set(self.owner)) * update_traffic(profile)
-        moved = [updates / profile.host_bytes_s * self.scale, *self.lasting["cpu"]]
-        for stream, rate in LINK_RATES.items():
-            share = float(getattr(profile, rate)) / profile.host_bytes_s
-            moved.append(share * mathopt.fast_sum(self.lasting[stream]))
-        self.model.add_linear_constraint(self.step >= mathopt.fast_sum(moved))
-
-    # ---- forward
 
     def _add_forward(self, micro: Micro) -> None:
         for u in range(self.first):
@@ -366,36 +282,6 @@ class Timing:
     def _again(self, unit: UnitFacts) -> float:
         """Forwards' worth of work in running a unit again and differentiating it."""
         return 1 + backward_forwards(unit, self.profile)
-
-    def _add_gradient(self, u: int) -> None:
-        """Copy a gradient out, add it to what its master has, and sum its squares when it is the last."""
-        owner, size = self.owner[u], self.units[u].gradient_bytes
-        if not size:
-            return  # all of it is frozen
-        adds = self.parts_left[owner] < self.parts_total[owner]
-        waits = [self.mains[-1]]
-        if adds and len(self.accumulates) >= GRADIENT_STAGING:
-            waits.append(self.accumulates[-GRADIENT_STAGING])
-        parked = owner in self.parked.gradients
-        on_host, profile = self._host_gradient_bytes(owner), self.profile
-        empty = [self.gradient_ring[-RING]] if parked and len(self.gradient_ring) >= RING else []
-        sums: list[Term] = []
-        if parked and adds:
-            sums = [
-                self._on("nvme_read", on_host * self._per_byte(profile.nvme_read_bytes_s), self.written[owner], *empty)
-            ]
-        landed = self._on("d2h", size * self._per_byte(profile.d2h_bytes_s), *waits, *([] if adds else empty))
-        self.gradients.append(landed)
-        per_byte = self._per_byte(profile.host_bytes_s)
-        if adds:
-            landed = self._on("cpu", HOST_PASSES["accumulate"] * size * per_byte, landed, *sums)
-            self.accumulates.append(landed)
-        self.parts_left[owner] -= 1
-        if not self.parts_left[owner]:
-            landed = self._on("cpu", HOST_PASSES["norm"] * self.units[owner].gradient_bytes * per_byte, landed)
-        if parked:
-            self.written[owner] = self._on("nvme_write", on_host * self._per_byte(profile.nvme_write_bytes_s), landed)
-            self.gradient_ring.append(self.written[owner])
 
     # ---- for `stalls`
 

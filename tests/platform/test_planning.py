@@ -1,3 +1,4 @@
+import gc
 import json
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from lazytrain.platform.planning import (
     model_of,
     plain_training_bytes,
     predicted_batch,
+    uncollected,
 )
 from lazytrain.schedulers.hardware import hardware
 from lazytrain.schedulers.simulator import simulate
@@ -140,3 +142,18 @@ def test_the_batch_with_the_best_prediction() -> None:
 
     best = feasible_policy(predicted_batch(plan_batch, low=1, high=4))
     assert best.micro_batch == 4  # the weights' loads are shared by more rows
+
+
+def test_garbage_is_collected_again_after_imports() -> None:
+    assert gc.isenabled()
+    with pytest.raises(ImportError), uncollected():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()  # as it was
+    finally:
+        gc.enable()

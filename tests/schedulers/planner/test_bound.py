@@ -16,10 +16,11 @@ from lazytrain.jobs.policy import LayerPolicy, Policy, lower
 from lazytrain.schedulers.costs import host_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
 from lazytrain.schedulers.planner.bound import STAGING_SLOTS, WEIGHT_SLOTS, bound_of, families_of, parts_of
-from lazytrain.schedulers.planner.choices import Choices, Problem, Shape
+from lazytrain.schedulers.planner.choices import Choices
 from lazytrain.schedulers.planner.counts import count
 from lazytrain.schedulers.planner.loose import Family, LooseTiming
-from lazytrain.schedulers.planner.parking import park_last
+from lazytrain.schedulers.planner.parking import NOTHING, Parking, most_spared_bytes, park, parkable
+from lazytrain.schedulers.planner.problem import Problem, Shape
 from lazytrain.schedulers.simulator import simulate
 
 MIB = 1 << 20
@@ -80,7 +81,9 @@ def test_nor_is_one_with_state_on_nvme(make_facts: Make, make_profile: Machine, 
     facts, profile = draw(make_facts, make_profile, choose, choose.randint(2, 10))
     rates = {name: choose.choice((0.02e9, 0.2e9, 1e9)) for name in ("nvme_read_bytes_s", "nvme_write_bytes_s")}
     policy = draw_policy(facts, choose, choose.choice((1, 1, 2, 4)))
-    policy = park_last(policy, facts, choose.randint(1, len(facts.layers)))
+    policy = park(
+        policy, facts, Parking(*(choose.randint(0, len(facts.layers)) for _ in range(2)), early=choose.random() < 0.5)
+    )
     assert_no_faster(policy, facts, profile.model_copy(update=rates))
 
 
@@ -93,19 +96,23 @@ def assert_no_faster(policy: Policy, facts: ModelFacts, profile: HardwareProfile
         nvme_bytes=program.peak_bytes("nvme"),
     )
     expected = simulate(policy, facts, profile).step_s
-    problem = Problem(facts, profile, budgets, Shape(), expected * 1.0001, 10, min(2, accumulation))
-    most = problem.spared_bytes(Shape(parked=len(facts.layers))) if policy.optimizer_home == "nvme" else 0
+    problem = Problem(facts, profile, budgets, Shape(), expected * 1.0001, 10)
+    problem = replace(problem, accumulation=min(2, accumulation), repeats=max(0, accumulation - 2))
+    sizes = parkable(facts, problem.optimizer, problem.accumulation)
+    most = most_spared_bytes(sizes) if Parking.of(policy, facts) != NOTHING else 0
     family = Family(WEIGHT_SLOTS, STAGING_SLOTS, residents=(0, len(facts.layers)))
-    seen = replace(problem, shape=family.smallest, residents=family.residents, parked_bytes=max(0, most))
+    seen = replace(problem, shape=family.smallest, residents=family.residents, parked_bytes=most)
     model = mathopt.Model()
     choices = Choices(model, seen, whole=False)
-    timing = LooseTiming(choices, family, accumulation)
+    timing = LooseTiming(choices, family)
     told = count(policy, facts)
     for group, total in choices.totals.items():
         if group[0] == "kept":
             model.add_linear_constraint(total == told.kept.get(group[1:], 0))
         elif group[0] == "block" and group[1] > 1:
             model.add_linear_constraint(total == told.blocks.get(group[1], 0))
+        elif group == ("nvme",):
+            model.add_linear_constraint(total == told.nvme)
     model.minimize(timing.step)
     result = mathopt.solve(model, mathopt.SolverType.HIGHS)
     assert result.has_primal_feasible_solution(), result.termination
@@ -118,7 +125,7 @@ def test_host_memory_from_nvme_costs_the_time_of_its_transfers(make_facts: Make,
     short = 8 * MIB
     problem = Problem(facts, profile, Budgets.of(profile), Shape(), 1e3, 8)
     problem = replace(problem, budgets=Budgets.of(profile, host_memory=problem.state_bytes - short))
-    found = bound_of(problem, next(families_of(problem)), backend="highs", deadline=later(), accumulation=1)
+    found = bound_of(problem, next(families_of(problem)), backend="highs", deadline=later())
     assert found.counts is not None and found.counts.parked_bytes >= short
     backward_s = 8 * 2 * 1e9 / 1e12
     assert found.bound_s >= short / 1e7 + backward_s
@@ -133,7 +140,7 @@ def test_the_bound_of_its_family_is_not_above_a_policy(make_facts: Make, make_pr
     budgets = Budgets(gpu_bytes=program.peak_bytes("gpu"), host_bytes=1 << 34, nvme_bytes=1 << 30)
     problem = Problem(facts, profile, budgets, Shape(), expected * 1.01, 10)
     (home,) = [family for family in families_of(problem) if holds(family, policy, facts)]
-    found = bound_of(problem, home, backend="highs", deadline=later(), accumulation=1)
+    found = bound_of(problem, home, backend="highs", deadline=later())
     assert found.bound_s <= expected * (1 + 1e-6)
 
 
@@ -145,7 +152,7 @@ def test_second_solver_agrees(make_facts: Make, make_profile: Machine, seed: int
     problem = Problem(facts, profile, budgets, Shape(), 0.2, 6)
     families = list(families_of(problem))
     bounds = [
-        [bound_of(problem, family, backend=name, deadline=later(), accumulation=1).bound_s for family in families]
+        [bound_of(problem, family, backend=name, deadline=later()).bound_s for family in families]
         for name in ("highs", "gscip")
     ]
     assert bounds[0] == pytest.approx(bounds[1], rel=0.005)
@@ -170,7 +177,7 @@ def holds(family: Family, policy: Policy, facts: ModelFacts) -> bool:
     told = count(policy, facts)
     numbers = {
         "weights": policy.weight_slots, "staging": policy.staging_slots, "residents": told.resident,
-        "nvme": told.nvme, "blocks": sum(told.blocks.values()),
+        "nvme": told.nvme, "blocks": sum(told.blocks.values()), "parked": int(Parking.of(policy, facts) != NOTHING),
     }  # fmt: skip
     return all(getattr(family, name)[0] <= number <= getattr(family, name)[1] for name, number in numbers.items())
 
@@ -181,10 +188,7 @@ def test_the_bound_of_a_part_is_no_lower(make_facts: Make, make_profile: Machine
     problem = Problem(facts, profile, budgets, Shape(), 0.3)
     family = next(families_of(problem))
     while parts := parts_of(family):
-        whole, *halves = [
-            bound_of(problem, one, backend="highs", deadline=later(), accumulation=1).bound_s
-            for one in (family, *parts)
-        ]
+        whole, *halves = [bound_of(problem, one, backend="highs", deadline=later()).bound_s for one in (family, *parts)]
         assert min(halves) >= whole * (1 - 0.003)
         family = parts[1]
 

@@ -16,9 +16,10 @@ from lazytrain.jobs.policy import LayerPolicy, Policy
 from lazytrain.schedulers.baselines import shortages
 from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
-from lazytrain.schedulers.planner.choices import Choices, Problem, Shape
+from lazytrain.schedulers.planner.choices import Choices
 from lazytrain.schedulers.planner.exact import solve_exact
-from lazytrain.schedulers.planner.parking import park_last
+from lazytrain.schedulers.planner.parking import Parking, park
+from lazytrain.schedulers.planner.problem import Problem, Shape
 from lazytrain.schedulers.planner.timing import Timing
 from lazytrain.schedulers.simulator import simulate
 
@@ -218,12 +219,26 @@ def test_parked_state_takes_as_long_as_in_the_simulator(make_facts: Make, make_p
     rates = {name: choose.choice((0.02e9, 0.2e9, 1e9)) for name in ("nvme_read_bytes_s", "nvme_write_bytes_s")}
     profile, accumulation = profile.model_copy(update=rates), choose.choice((1, 1, 2, 3))
     policy = draw_policy(facts, choose, accumulation, choose.choice((["gpu", "host"], ["gpu", "host", "nvme"])))
-    number = choose.randint(0, len(facts.layers))
-    policy = park_last(policy, facts, number)
+    states, gradients = (choose.choice((0, choose.randint(0, len(facts.layers)))) for _ in range(2))
+    parking = Parking(states, gradients, early=choose.random() < 0.5)
+    policy = park(policy, facts, parking)
     expected = simulate(policy, facts, profile).step_s
-    shape = replace(shape_of(policy), parked=number)
+    shape = replace(shape_of(policy), parked=parking)
     problem = Problem(facts, profile, PLENTY, shape, expected * 1.5, 12, accumulation)
     assert step_of(policy, problem) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_micro_batches_that_repeat_take_about_as_long_as_in_the_simulator(
+    make_facts: Make, make_profile: Machine, seed: int
+) -> None:
+    """What one leaves to the next, a copy under way or a load ahead, is the difference."""
+    choose = random.Random(seed)
+    facts, profile = draw_facts(make_facts, choose, choose.randint(4, 9)), draw_profile(make_profile, choose)
+    policy = draw_policy(facts, choose, 6, ["gpu", "host"])
+    expected = simulate(policy, facts, profile).step_s
+    problem = Problem(facts, profile, PLENTY, shape_of(policy), expected * 1.5, 12, 2, repeats=4)
+    assert step_of(policy, problem) == pytest.approx(expected, rel=0.12)
 
 
 def test_the_second_solver_agrees_on_a_long_chain(make_facts: Make, make_profile: Machine) -> None:

@@ -16,9 +16,11 @@ from lazytrain.jobs.policy import LayerPolicy, Policy
 from lazytrain.schedulers.baselines import shortages
 from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
+from lazytrain.schedulers.planner import first as first_policies
 from lazytrain.schedulers.planner import full
 from lazytrain.schedulers.planner import plan as plan_with
 from lazytrain.schedulers.planner.exact import Exact
+from lazytrain.schedulers.planner.search import OutOfTimeError
 from lazytrain.schedulers.simulator import simulate
 
 MIB = 1 << 20
@@ -160,9 +162,9 @@ def test_time_that_ran_out_is_never_called_infeasible(
     facts: ModelFacts, make_profile: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out_of_time(_: Any) -> None:
-        raise full.OutOfTimeError
+        raise OutOfTimeError
 
-    monkeypatch.setattr(full, "find", out_of_time)
+    monkeypatch.setattr(first_policies, "find", out_of_time)
     with pytest.raises(LazytrainError, match="in the time it had"):
         plan(facts, make_profile(), gpu_memory=16 * MIB, host_memory=host_memory(facts, 0))
 
