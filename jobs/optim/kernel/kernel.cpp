@@ -52,7 +52,7 @@ enum { kBaseline, kAvx2, kAvx512 };
 constexpr uint32_t kPerLane = 0xB0000000u, kPerBlock = 0x91E10DA5u, kPerWeight = 0xC13FA9A9u;  // as in ../codes.py
 constexpr int64_t kChunk = 1 << 18;  // elements that a thread takes at a time, at most
 constexpr int kShares = 4;           // chunks of each thread, at least
-constexpr int64_t kAhead = 1024;     // elements before they are worked on, memory is asked for them
+constexpr int64_t kAhead = 256;      // elements before they are worked on, memory is asked for them
 constexpr int64_t kSumChunk = 1 << 16;
 constexpr int kSums = 32;
 constexpr int kLine = 16;  // numbers in a cache line
@@ -116,6 +116,30 @@ INLINE int32_t as_int(float value) {
     int32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     return bits;
+}
+
+INLINE int64_t as_int64(double value) {
+    int64_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// A sum with an odd last bit unless it is exact: rounding it on gives what the exact sum gives (Boldo and Melquiond
+// 2008). Knuth's two-sum tells what it lacks.
+double rounded_to_odd(double product, double c) {
+    const double sum = product + c, part = sum - product, lacks = (product - (sum - part)) + (c - part);
+    int64_t bits = as_int64(sum);
+    if ((lacks > 0 || lacks < 0) && !(bits & 1)) bits += (lacks > 0) == (sum > 0) ? 1 : -1;
+    double odd;
+    std::memcpy(&odd, &bits, sizeof odd);
+    return odd;
+}
+
+// a * b + c, rounded once, for processors that cannot: as in ../fused.py.
+INLINE float fused_in_fp64(float a, float b, float c) {
+    const double product = (double)a * b, sum = product + c;
+    const bool tie = (as_int64(sum) & 0x1FFFFFFF) == 0x10000000, small = sum > -0x1p-126 && sum < 0x1p-126;
+    return (float)(__builtin_expect(tie || small, 0) ? rounded_to_odd(product, c) : sum);
 }
 
 template <class C>

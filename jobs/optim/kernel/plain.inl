@@ -7,17 +7,7 @@ INLINE float fused(float a, float b, float c) {
 #if WIDE || defined(__FP_FAST_FMAF)
     return __builtin_fmaf(a, b, c);
 #else
-    // In fp64 the product is exact. A sum rounded to odd there is rounded to fp32 as the exact one is (Boldo and
-    // Melquiond 2008); Knuth's two-sum tells what the sum lacks.
-    const double product = (double)a * b, sum = product + c, added = sum - product;
-    const double lacks = (product - (sum - added)) + (c - added);
-    int64_t bits;
-    std::memcpy(&bits, &sum, sizeof bits);
-    const int64_t toward = (lacks > 0) == (sum > 0) ? 1 : -1;
-    bits += (lacks > 0 || lacks < 0) && !(bits & 1) ? toward : 0;
-    double odd;
-    std::memcpy(&odd, &bits, sizeof odd);
-    return (float)odd;
+    return fused_in_fp64(a, b, c);
 #endif
 }
 

@@ -207,16 +207,20 @@ struct Giving {
     }
 };
 
-// Asks for the cache lines that 4 kWidth elements from `i` on will need.
+// Asks for the cache lines of `bytes` bytes.
+INLINE void ask_for(const void* from, int bytes) {
+    for (int at = 0; at < bytes; at += 64) _mm_prefetch((const char*)from + at, _MM_HINT_T0);
+}
+
+// Asks for what 4 kWidth elements from `i` on will need.
 template <bool kHalf, int kMaster>
-INLINE void ask_for(const Task& t, int64_t i) {
+INLINE void ask_for_elements(const Task& t, int64_t i) {
     constexpr int kWeight = kMaster == kPlain ? 4 : 2, kGradient = kHalf ? 2 : 4;
-    for (int at = 0; at < 4 * kWidth * kGradient; at += 64) _mm_prefetch((const char*)t.gradient + i * kGradient + at, _MM_HINT_T0);
-    for (int at = 0; at < 4 * kWidth * kWeight; at += 64) _mm_prefetch((const char*)t.weights + i * kWeight + at, _MM_HINT_T0);
-    if (kMaster == kSplit)
-        for (int at = 0; at < 4 * kWidth * 2; at += 64) _mm_prefetch((const char*)(t.low + i) + at, _MM_HINT_T0);
-    _mm_prefetch((const char*)t.m_codes + i, _MM_HINT_T0);
-    _mm_prefetch((const char*)t.v_codes + i, _MM_HINT_T0);
+    ask_for((const char*)t.gradient + i * kGradient, 4 * kWidth * kGradient);
+    ask_for((const char*)t.weights + i * kWeight, 4 * kWidth * kWeight);
+    if (kMaster == kSplit) ask_for(t.low + i, 4 * kWidth * 2);
+    ask_for(t.m_codes + i, 4 * kWidth);
+    ask_for(t.v_codes + i, 4 * kWidth);
 }
 
 // Blocks of a multiple of 4 kWidth elements. While the weights of one move, the next one's states are taken: roots and
@@ -238,7 +242,7 @@ static void steps_8bit_wide(const Task& task, int64_t first, int64_t last, float
         Giving<kMaster> giving(t, same, index, now, inverses);
         Taking<kHalf> taking(t, same, following, next);
         for (int64_t at = 0; at < t.block; at += 4 * kWidth) {
-            ask_for<kHalf, kMaster>(t, taking.start + at + kAhead);
+            ask_for_elements<kHalf, kMaster>(t, taking.start + at + kAhead);
             taking.decode(at);
             for (int number = 0; number < 2; ++number) {
                 taking.half(number, at);
