@@ -2,12 +2,13 @@
 
 The formula is that of ``torch.optim.AdamW``, with all factors that are the same for every element multiplied up front,
 and with fp32 states the results differ from its by rounding only. Every operation is one addition, multiplication,
-division or square root of fp32 numbers, in an order that the native kernel (``kernel/``) shares: both give the same
-bits on any processor. Bias corrections follow from the step at use; nothing derived is kept.
+fused multiply-add, division or square root of fp32 numbers, in an order that the native kernel (``kernel/``) shares:
+both give the same bits on any processor. Bias corrections follow from the step at use; nothing derived is kept.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from .blocks import chunks
 from .buffers import Buffers
 from .codes import MOMENTUM, ROOT_VARIANCE, dither, weight_dither
+from .fused import fused
 from .split import join, round_stochastically, split
 
 _SMALLEST_LR = 2.0**-90
@@ -33,9 +35,9 @@ class Step:
     scale: float = 1.0
 
     @property
-    def decay(self) -> float:
-        """Factor of the weights."""
-        return 1 - self.lr * self.weight_decay
+    def shrink(self) -> float:
+        """What weight decay adds to the weights, times them: as a factor of them it would lose its digits beside 1."""
+        return -self.lr * self.weight_decay
 
     @property
     def gradient_factor(self) -> float:
@@ -43,9 +45,22 @@ class Step:
         return (1 - self.beta1) * self.scale
 
     @property
+    def unit(self) -> float:
+        """Of sqrt(v) while 8-bit states are updated: what the gradient adds to v is then the square of its share of m.
+
+        Neither the clip factor nor 1 - beta2 is multiplied once more.
+        """
+        return math.sqrt(1 - self.beta2) / (1 - self.beta1)
+
+    @property
     def square_factor(self) -> float:
-        """Of the gradient's square, where it enters v."""
-        return (1 - self.beta2) * self.scale**2
+        """Of the square of the gradient's share of m, where it enters v."""
+        return self.unit**2
+
+    @property
+    def root_keep(self) -> float:
+        """What is kept of sqrt(v), in units of ``unit``."""
+        return math.sqrt(self.beta2) / self.unit
 
     @property
     def moves(self) -> bool:
@@ -73,24 +88,27 @@ def step(buffers: Buffers, by: Step) -> None:
         _step_chunk(buffers.piece(start, stop), start, by)
 
 
-def update(weights: torch.Tensor, m: torch.Tensor, v: torch.Tensor, by: Step) -> torch.Tensor:
-    """The weights' move by the new ``m`` and ``v``, all fp32 tensors of one shape, in place. Returns sqrt(v)."""
+def update(weights: torch.Tensor, m: torch.Tensor, v: torch.Tensor, by: Step, unit: float = 1.0) -> torch.Tensor:
+    """The weights' move by the new ``m`` and ``v`` (in ``unit`` squared), all fp32 tensors of one shape, in place.
+
+    Returns sqrt(v).
+    """
     root = v.double().sqrt_().float()  # torch's own fp32 root is off by a bit in one of five
     if by.moves:
-        denominator = root.mul(by.root_factor).add_(by.eps_term)
-        weights.mul_(by.decay).add_(m.div(denominator))
+        denominator = fused(root, by.root_factor * unit, by.eps_term)
+        weights.add_(fused(weights, by.shrink, m / denominator))
     return root
 
 
 def _step_chunk(b: Buffers, start: int, by: Step) -> None:
     weights = b.weights.float() if b.low is None else join(b.weights, b.low)
-    gradient = b.gradient.float()
+    share = b.gradient.float() * by.gradient_factor
     if b.m is not None and b.v is not None:
-        b.m.mul_(by.beta1).add_(gradient * by.gradient_factor)
-        b.v.mul_(by.beta2).add_(gradient.square().mul_(by.square_factor))
+        b.m.copy_(fused(b.m, by.beta1, share))
+        b.v.copy_(fused(b.v, by.beta2, share.square().mul_(by.square_factor)))
         update(weights, b.m, b.v, by)
     else:
-        _update_quantised(weights, gradient, b, start // b.block, by)
+        _update_quantised(weights, share, b, start // b.block, by)
     if not by.moves:
         return
     if b.low is not None:
@@ -101,13 +119,14 @@ def _step_chunk(b: Buffers, start: int, by: Step) -> None:
         b.weights.copy_(weights)
 
 
-def _update_quantised(weights: torch.Tensor, gradient: torch.Tensor, b: Buffers, first_block: int, by: Step) -> None:
+def _update_quantised(weights: torch.Tensor, share: torch.Tensor, b: Buffers, first_block: int, by: Step) -> None:
     m_codes, m_scales, v_codes, v_scales = b.quantised()
-    gradient = gradient.view(m_codes.shape)
-    m = MOMENTUM.decode(m_codes, m_scales * by.beta1).add_(gradient * by.gradient_factor)
-    v = ROOT_VARIANCE.decode(v_codes, torch.ones_like(v_scales)).square_()
-    v.mul_((v_scales.square() * by.beta2).unsqueeze(1)).add_(gradient.square().mul_(by.square_factor))
-    root = update(weights.view(m.shape), m, v, by)
+    share = share.view(m_codes.shape)
+    m = fused(MOMENTUM.decode(m_codes), (m_scales * by.beta1).unsqueeze(1), share)
+    keep = (v_scales * by.root_keep).unsqueeze(1)
+    old = fused(ROOT_VARIANCE.floats(v_codes), keep, -(keep * ROOT_VARIANCE.zero))
+    root = update(weights.view(m.shape), m, fused(old, old, share.square_()), by, by.unit)
     noise = dither(by.step, first_block, *m_codes.shape)
     MOMENTUM.encode(m, m_codes, m_scales, noise)
     ROOT_VARIANCE.encode(root, v_codes, v_scales, noise)
+    v_scales.mul_(by.unit)

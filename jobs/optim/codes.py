@@ -40,9 +40,14 @@ from dataclasses import dataclass
 
 import torch
 
+from .fused import fused
+
 VERSION = 3
 """Of what the codes mean; saved with every state."""
 
+_MARGIN = 2.0**-21
+"""By which the largest of a block stays below the float of the last code, so that dither never carries it beyond, to
+code 0: span, scale, reciprocal and sum are rounded, which lifts it by 3.5 * 2^-23 at most."""
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**63
 """Of the scales: their reciprocals are normal numbers, and v is finite again after a gradient whose square was not."""
 _SIGN = -(1 << 31)
@@ -88,18 +93,20 @@ class FloatCode:
     @property
     def span(self) -> float:
         """Scale of a block whose largest magnitude is 1, an fp32 number."""
-        largest = 2.0 - 2.0**-self.mantissa_bits
+        largest = 2.0 - 2.0**-self.mantissa_bits - _MARGIN
         return float(torch.tensor(largest - self.zero).reciprocal())
 
-    def decode(self, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """Values (fp32, blocks x width) of ``codes`` (uint8, blocks x width) with ``scales`` (fp32, blocks)."""
-        bits = codes.to(torch.int32)
-        sign = bits.bitwise_left_shift(24).bitwise_and_(_SIGN)
-        bits.bitwise_and_(self.top).bitwise_left_shift_(self.shift).bitwise_or_(self.base)
-        values = bits.view(torch.float32).sub_(self.zero)
+    def floats(self, codes: torch.Tensor) -> torch.Tensor:
+        """The floats (fp32) that ``codes`` (uint8) are pieces of."""
+        bits = codes.to(torch.int32).bitwise_and_(self.top).bitwise_left_shift_(self.shift).bitwise_or_(self.base)
+        return bits.view(torch.float32)
+
+    def decode(self, codes: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
+        """Values (fp32, blocks x width) of ``codes`` (uint8, blocks x width) with ``scales`` (fp32, blocks; or 1)."""
+        values = self.floats(codes).sub_(self.zero)
         if self.signed:
-            bits.bitwise_or_(sign)
-        return values.mul_(scales.unsqueeze(1))
+            values.view(torch.int32).bitwise_or_(codes.to(torch.int32).bitwise_left_shift_(24).bitwise_and_(_SIGN))
+        return values if scales is None else values.mul_(scales.unsqueeze(1))
 
     def encode(
         self, values: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, dither: torch.Tensor | None = None
@@ -112,7 +119,7 @@ class FloatCode:
         largest = (values.abs() if self.signed else values).amax(1, keepdim=True)
         scale = largest.mul_(self.span).clamp_(_SMALLEST, _LARGEST)
         scales.copy_(scale.squeeze(1))
-        bits = (values * scale.reciprocal_()).add_(self._zero_like(values)).view(torch.int32)
+        bits = fused(values, scale.reciprocal_(), self._zero_like(values)).view(torch.int32)
         if not self.signed:
             bits.clamp_(min=self.base)
         if dither is None:
@@ -131,7 +138,7 @@ class FloatCode:
 
     def table(self) -> torch.Tensor:
         """The 256 values (fp32) of the codes 0 to 255 at scale 1."""
-        return self.decode(torch.arange(256, dtype=torch.uint8).unsqueeze(0), torch.ones(1)).squeeze(0)
+        return self.decode(torch.arange(256, dtype=torch.uint8))
 
 
 MOMENTUM = FloatCode(mantissa_bits=4, signed=True)

@@ -23,7 +23,7 @@ from .threads import usable_threads
 
 log = logging.getLogger(__name__)
 
-_VERSION = 6
+_VERSION = 7
 """Of the kernel's interface and arithmetic; a library that says another was built from other sources."""
 _SETS = ("baseline", "avx2", "avx512")
 _MASTERS = {"plain": 0, "split": 1, "stochastic": 2}
@@ -110,8 +110,8 @@ class _Task(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("v_codes", "v_scales", "m", "v")),
         *((name, ctypes.c_int64) for name in ("numel", "block")),
         *((name, ctypes.c_int32) for name in ("half_gradient", "master", "moves")),
-        *((name, ctypes.c_float) for name in ("decay", "beta1", "gradient_factor", "beta2", "square_factor")),
-        *((name, ctypes.c_float) for name in ("root_factor", "eps_term")),
+        *((name, ctypes.c_float) for name in ("shrink", "beta1", "gradient_factor", "beta2", "square_factor")),
+        *((name, ctypes.c_float) for name in ("root_keep", "unit", "root_factor", "eps_term")),
         *((name, ctypes.c_uint32) for name in ("code_word", "weight_word")),
     ]
 
@@ -120,20 +120,23 @@ _TENSORS = ("weights", "low", "gradient", "m_codes", "m_scales", "v_codes", "v_s
 
 
 def _task(buffers: Buffers, by: Step) -> _Task:
+    quantised = buffers.m_codes is not None
     pointers = [None if (tensor := getattr(buffers, name)) is None else tensor.data_ptr() for name in _TENSORS]
     return _Task(
         *pointers,
         buffers.numel,
-        buffers.block if buffers.m_codes is not None else _FP32_BLOCK,
+        buffers.block if quantised else _FP32_BLOCK,
         buffers.gradient.dtype == torch.bfloat16,
         _MASTERS[buffers.master],
         by.moves,
-        by.decay,
+        by.shrink,
         by.beta1,
         by.gradient_factor,
         by.beta2,
         by.square_factor,
-        by.root_factor,
+        by.root_keep,
+        by.unit,
+        by.root_factor * (by.unit if quantised else 1),
         by.eps_term,
         code_word(by.step),
         weight_word(by.step),

@@ -9,9 +9,10 @@ states, DeepSpeed's CPUAdam bf16 weights and fp32 states (``pip install 'lazytra
 bitsandbytes' AdamW8bit the faster of bf16 and fp32 weights.
 
 ``bandwidth_share`` is 14.06 bytes a parameter (read: gradient 2, weights 4, states 2; written: weights 4, states 2;
-scales 0.06) over our time, over the best of copying, triad and scaling in place on fp32 arrays in large pages,
-measured in turn with the rest. ``clipping_overhead`` is the whole ``step()`` with a limit over that without; the norm
-is computed in both, as a gradient that is not finite must stop the step. ``norm_share`` is what its pass over the
+scales 0.06) over our time, over the best of copying, triad and scaling in place on fp32 arrays in large pages: the
+median of the rounds' shares, as the memory's rate changes within a run. ``memory_gb_s`` is the median of the rounds'
+bests between their least and most. ``clipping_overhead`` is the whole ``step()`` with a limit over that without; the
+norm is computed in both, as a gradient that is not finite must stop the step. ``norm_share`` is what its pass over the
 gradient takes of an update.
 
 Every part says which share of the processors other processes took meanwhile; without ``--quick`` a part is repeated
@@ -34,6 +35,8 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in every training process of ours
 
 import torch
 
@@ -155,8 +158,7 @@ def compare(numel: int, count: int, *, threads: int, quick: bool) -> dict[str, A
         steps["deepspeed"] = theirs
     lane = 1 << 26  # 256 MB an array: a part of 64 MB was seen to stay in the caches
     seconds = rounds(steps | memory(lane), count)
-    bytes_s = max(MEMORY_BYTES[name] * lane / min(seconds[name]) for name in MEMORY_BYTES)
-    took = statistics.median(seconds["ours"])
+    best = [max(MEMORY_BYTES[name] * lane / seconds[name][i] for name in MEMORY_BYTES) for i in range(count)]
     return {
         "parameters": numel,
         "rounds": count,
@@ -165,8 +167,10 @@ def compare(numel: int, count: int, *, threads: int, quick: bool) -> dict[str, A
         "time_over_torch_fused": ratio(seconds, "ours", "torch"),
         "time_over_deepspeed": ratio(seconds, "ours", "deepspeed") if theirs is not None else None,
         "deepspeed_reason": reason,
-        "memory_gb_s": bytes_s / 1e9,
-        "bandwidth_share": BYTES_MOVED * numel / took / bytes_s,
+        "memory_gb_s": [round(rate / 1e9, 1) for rate in (min(best), statistics.median(best), max(best))],
+        "bandwidth_share": statistics.median(
+            BYTES_MOVED * numel / took / rate for took, rate in zip(seconds["ours"], best, strict=True)
+        ),
     }
 
 

@@ -24,13 +24,14 @@ INLINE void store_8(uint8_t* to, Ints values) {
 INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 INLINE Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 INLINE Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 INLINE Floats square_root(Floats a) { return _mm256_sqrt_ps(a); }
 INLINE Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 INLINE Ints add_16(Ints a, Ints b) { return _mm256_add_epi16(a, b); }
 INLINE Ints or_(Ints a, Ints b) { return _mm256_or_si256(a, b); }
-INLINE Floats with_sign_of(Floats a, Floats positive) {
-    return as_floats(or_(and_(as_ints(a), all((int32_t)0x80000000)), as_ints(positive)));
+INLINE Floats with_sign_of(Floats a, Floats positive, Floats sign) {
+    return as_floats(or_(and_(as_ints(a), as_ints(sign)), as_ints(positive)));
 }
 INLINE Ints larger(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
 INLINE Ints larger_16(Ints a, Ints b) { return _mm256_max_epi16(a, b); }
@@ -48,11 +49,12 @@ INLINE Ints pack_high_halves(Ints lo, Ints hi) {
 INLINE Floats larger_magnitude(Floats positive, Floats other) {
     return as_floats(larger(as_ints(positive), and_(as_ints(other), all(0x7FFFFFFF))));
 }
-INLINE int32_t largest_of(Ints values) {
-    int32_t each[kWidth], largest = 0;
-    store(each, values);
-    for (int32_t value : each) largest = value > largest ? value : largest;
-    return largest;
+INLINE Floats broadcast(__m128 value) { return _mm256_broadcastss_ps(value); }
+// The largest lanes of both in the two lowest lanes.
+INLINE __m128 largest_of_both(Ints a, Ints b) {
+    const __m256i half = _mm256_max_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    const __m128i quarter = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    return _mm_castsi128_ps(_mm_max_epi32(quarter, _mm_unpackhi_epi64(quarter, quarter)));
 }
 
 struct Pair {
@@ -88,12 +90,11 @@ INLINE void decode_m(const uint8_t* from, Pair to[2]) {
     }
 }
 
-INLINE void decode_v(const uint8_t* from, Pair to[2]) {
-    const Floats zero = all(RootVariance::zero);
+// The floats that 4 kWidth codes are pieces of, in two pairs.
+INLINE void floats_of_v(const uint8_t* from, Pair to[2]) {
     for (int half = 0; half < 2; ++half) {
         Ints bits = shift_left_16(load_8(from + half * 2 * kWidth), RootVariance::shift - 16);
-        Pair values = widened(or_(bits, all_16(RootVariance::base >> 16)));
-        to[half] = {subtract(values.lo, zero), subtract(values.hi, zero)};
+        to[half] = widened(or_(bits, all_16(RootVariance::base >> 16)));
     }
 }
 

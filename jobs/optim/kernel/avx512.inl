@@ -17,14 +17,15 @@ INLINE void store(void* to, Ints values) { _mm512_storeu_si512(to, values); }
 INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 INLINE Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 INLINE Floats square_root(Floats a) { return _mm512_sqrt_ps(a); }
 INLINE Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 INLINE Ints add_16(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
 INLINE Ints or_(Ints a, Ints b) { return _mm512_or_si512(a, b); }
-// The sign of `a` and the magnitude of a number that is not negative.
-INLINE Floats with_sign_of(Floats a, Floats positive) {
-    return as_floats(_mm512_ternarylogic_epi32(as_ints(a), as_ints(positive), all(INT32_MIN), 0xEC));
+// The sign of `a` and the magnitude of a number that is not negative; `sign` is the bit of signs.
+INLINE Floats with_sign_of(Floats a, Floats positive, Floats sign) {
+    return as_floats(_mm512_ternarylogic_epi32(as_ints(a), as_ints(positive), as_ints(sign), 0xEC));
 }
 INLINE Ints larger(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
 INLINE Ints larger_16(Ints a, Ints b) { return _mm512_max_epi16(a, b); }
@@ -37,7 +38,14 @@ INLINE Ints unpack_hi(Ints a, Ints b) { return _mm512_unpackhi_epi16(a, b); }
 INLINE Floats larger_magnitude(Floats positive, Floats other) {
     return _mm512_range_ps(positive, other, 0b1011);  // the larger absolute value, its sign cleared
 }
-INLINE int32_t largest_of(Ints values) { return _mm512_reduce_max_epi32(values); }
+INLINE Floats broadcast(__m128 value) { return _mm512_broadcastss_ps(value); }
+// The largest lanes of both in the two lowest lanes.
+INLINE __m128 largest_of_both(Ints a, Ints b) {
+    const __m512i mixed = _mm512_max_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(mixed), _mm512_extracti64x4_epi64(mixed, 1));
+    const __m128i quarter = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    return _mm_castsi128_ps(_mm_max_epi32(quarter, _mm_unpackhi_epi64(quarter, quarter)));
+}
 
 struct Pair {
     Floats lo, hi;
@@ -123,14 +131,13 @@ INLINE void decode_m(const uint8_t* from, Pair to[2]) {
     to[1] = widened(_mm512_unpackhi_epi8(low, high));
 }
 
-INLINE void decode_v(const uint8_t* from, Pair to[2]) {
+// The floats that 4 kWidth codes are pieces of, in two pairs.
+INLINE void floats_of_v(const uint8_t* from, Pair to[2]) {
     constexpr int kUp = RootVariance::shift - 16;
     Ints codes = load_codes(from), base = _mm512_set1_epi8(RootVariance::base >> (24 + kUp));
     const Ints words[2] = {_mm512_unpacklo_epi8(codes, base), _mm512_unpackhi_epi8(codes, base)};
     for (int half = 0; half < 2; ++half) {
-        Pair values = widened(shift_left_16(words[half], kUp));
-        const Floats zero = all(RootVariance::zero);
-        to[half] = {subtract(values.lo, zero), subtract(values.hi, zero)};
+        to[half] = widened(shift_left_16(words[half], kUp));
     }
 }
 

@@ -3,7 +3,7 @@
 template <bool kHalf, int kMaster>
 INLINE void steps_as(const Task& t, int64_t first, int64_t last, float* scratch) {
 #if WIDE
-    if (t.m_codes && t.block % (4 * kWidth) == 0) {
+    if (t.m_codes && t.moves && t.block % (4 * kWidth) == 0) {
         const int64_t whole = last * t.block <= t.numel ? last : last - 1;
         if (first < whole) steps_8bit_wide<kHalf, kMaster>(t, first, whole, scratch);
         first = whole;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #if !defined(X86) && defined(__x86_64__)
 #define X86 1  // 0 builds what other processors get
@@ -30,11 +31,13 @@ struct Task {
     int32_t half_gradient;
     int32_t master;
     int32_t moves;  // whether weights change
-    float decay;
+    float shrink;  // these are explained in ../adamw.py
     float beta1;
     float gradient_factor;
     float beta2;
     float square_factor;
+    float root_keep;
+    float unit;
     float root_factor;
     float eps_term;
     uint32_t code_word;
@@ -47,7 +50,9 @@ enum { kPlain, kSplit, kStochastic };
 enum { kBaseline, kAvx2, kAvx512 };
 
 constexpr uint32_t kPerLane = 0xB0000000u, kPerBlock = 0x91E10DA5u, kPerWeight = 0xC13FA9A9u;  // as in ../codes.py
-constexpr int64_t kChunk = 1 << 15;  // elements that a thread takes at a time
+constexpr int64_t kChunk = 1 << 18;  // elements that a thread takes at a time, at most
+constexpr int kShares = 4;           // chunks of each thread, at least
+constexpr int64_t kAhead = 256;      // elements before they are worked on, memory is asked for them
 constexpr int64_t kSumChunk = 1 << 16;
 constexpr int kSums = 32;
 constexpr int kLine = 16;  // numbers in a cache line
@@ -90,7 +95,7 @@ struct Code {
     static constexpr int32_t top = kSigned ? 127 : 255;
     static constexpr int shift = 23 - kMantissa;
     static constexpr int32_t base = 120 << 23;  // 2^-7: code 0
-    static constexpr float largest = 2 - 1.0f / (1 << kMantissa);
+    static constexpr float largest = 2 - 1.0f / (1 << kMantissa) - 0x1p-21f;  // see _MARGIN there
 };
 
 struct Momentum : Code<4, true> {
@@ -113,11 +118,57 @@ INLINE int32_t as_int(float value) {
     return bits;
 }
 
+INLINE int64_t as_int64(double value) {
+    int64_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// A sum with an odd last bit unless it is exact: rounding it on gives what the exact sum gives (Boldo and Melquiond
+// 2008). Knuth's two-sum tells what it lacks.
+double rounded_to_odd(double product, double c) {
+    const double sum = product + c, part = sum - product, lacks = (product - (sum - part)) + (c - part);
+    int64_t bits = as_int64(sum);
+    if ((lacks > 0 || lacks < 0) && !(bits & 1)) bits += (lacks > 0) == (sum > 0) ? 1 : -1;
+    double odd;
+    std::memcpy(&odd, &bits, sizeof odd);
+    return odd;
+}
+
+// a * b + c, rounded once, for processors that cannot: as in ../fused.py.
+INLINE float fused_in_fp64(float a, float b, float c) {
+    const double product = (double)a * b, sum = product + c;
+    const bool tie = (as_int64(sum) & 0x1FFFFFFF) == 0x10000000, small = sum > -0x1p-126 && sum < 0x1p-126;
+    return (float)(__builtin_expect(tie || small, 0) ? rounded_to_odd(product, c) : sum);
+}
+
 template <class C>
 INLINE float scale_of(int32_t largest_bits) {
     float scale = as_float(largest_bits) * C::span;
     scale = scale > kSmallestScale ? scale : kSmallestScale;
     return scale < kLargestScale ? scale : kLargestScale;
+}
+
+// What decoding a block needs. sqrt(v) is (float - zero) * root_keep, with one multiplication.
+struct Kept {
+    float m_keep, root_keep, root_zero;
+};
+
+INLINE Kept kept_of(const Task& t, float m_scale, float v_scale) {
+    const float root_keep = v_scale * t.root_keep;
+    return {m_scale * t.beta1, root_keep, -(RootVariance::zero * root_keep)};
+}
+
+// What encoding it needs, after its scales have been written.
+struct Coded {
+    float m_inverse, root_inverse;
+};
+
+INLINE Coded scaled_by(const Task& t, const Block& b, int32_t m_largest, int32_t root_largest) {
+    const float root_scale = scale_of<RootVariance>(root_largest);
+    *b.m_scale = scale_of<Momentum>(m_largest);
+    *b.v_scale = root_scale * t.unit;
+    return {1.0f / *b.m_scale, 1.0f / root_scale};
 }
 
 template <bool kHalf>
@@ -192,7 +243,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 // Raised with every change of the interface or of the arithmetic.
-EXPORT int32_t lazytrain_version() { return 6; }
+EXPORT int32_t lazytrain_version() { return 7; }
 
 // The widest instruction set of this processor that the library was built for.
 EXPORT int32_t lazytrain_instruction_set() {
@@ -209,11 +260,12 @@ EXPORT void lazytrain_step(const Task* task, int32_t set, int32_t threads) {
     const Task& t = *task;
     const Steps steps = steps_for(set);
     const int64_t blocks = ceil_div(t.numel, t.block);
-    const int64_t stride = t.block < kChunk ? kChunk / t.block : 1;
+    const int64_t most = t.block < kChunk ? kChunk / t.block : 1, share = ceil_div(blocks, kShares * threads);
+    const int64_t stride = share < 1 ? 1 : share < most ? share : most;
     const int64_t chunks = ceil_div(blocks, stride);
 #pragma omp parallel num_threads(threads) if (threads > 1 && chunks > 1)
     {
-        std::unique_ptr<float[]> memory(t.m_codes ? new float[2 * t.block + kLine] : nullptr);
+        std::unique_ptr<float[]> memory(t.m_codes ? new float[4 * t.block + kLine] : nullptr);
         float* scratch = memory.get();
         while ((uintptr_t)scratch % (kLine * sizeof(float))) ++scratch;
 #pragma omp for schedule(dynamic, 1)

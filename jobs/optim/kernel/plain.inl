@@ -1,23 +1,37 @@
 // The arithmetic of one AdamW step in plain loops, for any processor; compilers vectorise them. Included by kernel.cpp
-// once per instruction set. The operations and their order are those of ../adamw.py and ../codes.py, and the build
-// forbids contraction to fused multiply-adds: every instruction set gives the same bits.
+// once per instruction set. The operations and their order are those of ../adamw.py and ../codes.py, each is rounded
+// once, and the build forbids the compiler to fuse others: every instruction set gives the same bits.
+
+// a * b + c, rounded once.
+INLINE float fused(float a, float b, float c) {
+#if WIDE || defined(__FP_FAST_FMAF)
+    return __builtin_fmaf(a, b, c);
+#else
+    return fused_in_fp64(a, b, c);
+#endif
+}
 
 template <class C>
 INLINE int32_t sign_of(int32_t bits) {
     return C::is_signed ? bits & INT32_MIN : 0;
 }
 
+// The float that a code is a piece of.
 template <class C>
-INLINE float decode(uint8_t code) {
-    float magnitude = as_float((code & C::top) << C::shift | C::base) - C::zero;
-    return as_float(as_int(magnitude) | sign_of<C>((int32_t)((uint32_t)code << 24)));
+INLINE float float_of(uint8_t code) {
+    return as_float((code & C::top) << C::shift | C::base);
+}
+
+INLINE float decode_m(uint8_t code) {
+    float magnitude = float_of<Momentum>(code) - Momentum::zero;
+    return as_float(as_int(magnitude) | sign_of<Momentum>((int32_t)((uint32_t)code << 24)));
 }
 
 // `word` is the dither, `inverse` is 1 / scale.
 template <class C>
 INLINE uint8_t encode(float value, float inverse, uint32_t word) {
     int32_t sign = sign_of<C>(as_int(value));
-    int32_t bits = as_int(value * inverse + as_float(as_int(C::zero) | sign));
+    int32_t bits = as_int(fused(value, inverse, as_float(as_int(C::zero) | sign)));
     bits = C::is_signed || bits > C::base ? bits : C::base;
     bits = (int32_t)((uint32_t)bits + (word >> (32 - C::shift)));
     return (uint8_t)((bits >> C::shift & C::top) | (C::is_signed ? bits >> 24 & 128 : 0));
@@ -45,8 +59,9 @@ INLINE void write_weight(const Block& b, int64_t i, float weight, uint32_t word)
 template <int kMaster>
 INLINE float move(const Task& t, const Block& b, int64_t i, uint32_t word, float m, float v) {
     float root = __builtin_sqrtf(v);
-    float denominator = root * t.root_factor + t.eps_term;
-    float weight = read_weight<kMaster>(b, i) * t.decay + m / denominator;
+    float denominator = fused(root, t.root_factor, t.eps_term);
+    float weight = read_weight<kMaster>(b, i);
+    weight = weight + fused(weight, t.shrink, m / denominator);
     if (t.moves) write_weight<kMaster>(b, i, weight, word);
     return root;
 }
@@ -55,29 +70,27 @@ INLINE float move(const Task& t, const Block& b, int64_t i, uint32_t word, float
 template <bool kHalf, int kMaster>
 static void step_8bit(const Task t, const Block b, float* scratch) {
     float *ms = scratch, *roots = scratch + b.numel;
-    const float m_scale = *b.m_scale * t.beta1, v_scale = *b.v_scale * *b.v_scale * t.beta2;
-    int32_t m_largest = 0, v_largest = 0;
-#pragma omp simd reduction(max : m_largest, v_largest)
+    const Kept kept = kept_of(t, *b.m_scale, *b.v_scale);
+    int32_t m_largest = 0, root_largest = 0;
+#pragma omp simd reduction(max : m_largest, root_largest)
     for (int64_t i = 0; i < b.numel; ++i) {
-        float gradient = read_gradient<kHalf>(b.gradient, i);
-        float m = decode<Momentum>(b.m_codes[i]) * m_scale + gradient * t.gradient_factor;
-        float kept = decode<RootVariance>(b.v_codes[i]);
-        float v = (kept * kept) * v_scale + (gradient * gradient) * t.square_factor;
+        float share = read_gradient<kHalf>(b.gradient, i) * t.gradient_factor;
+        float m = fused(decode_m(b.m_codes[i]), kept.m_keep, share);
+        float old = fused(float_of<RootVariance>(b.v_codes[i]), kept.root_keep, kept.root_zero);
+        float v = fused(old, old, share * share);
         float root = move<kMaster>(t, b, i, b.weight_word + (uint32_t)i * kPerWeight, m, v);
         ms[i] = m;
         roots[i] = root;
         int32_t magnitude = as_int(m) & 0x7FFFFFFF;
         m_largest = magnitude > m_largest ? magnitude : m_largest;
-        v_largest = as_int(root) > v_largest ? as_int(root) : v_largest;
+        root_largest = as_int(root) > root_largest ? as_int(root) : root_largest;
     }
-    *b.m_scale = scale_of<Momentum>(m_largest);
-    *b.v_scale = scale_of<RootVariance>(v_largest);
-    const float m_inverse = 1.0f / *b.m_scale, v_inverse = 1.0f / *b.v_scale;
+    const Coded coded = scaled_by(t, b, m_largest, root_largest);
 #pragma omp simd
     for (int64_t i = 0; i < b.numel; ++i) {
         uint32_t word = b.code_word + (uint32_t)i * kPerLane;
-        b.m_codes[i] = encode<Momentum>(ms[i], m_inverse, word);
-        b.v_codes[i] = encode<RootVariance>(roots[i], v_inverse, word);
+        b.m_codes[i] = encode<Momentum>(ms[i], coded.m_inverse, word);
+        b.v_codes[i] = encode<RootVariance>(roots[i], coded.root_inverse, word);
     }
 }
 
@@ -85,9 +98,9 @@ template <bool kHalf, int kMaster>
 static void step_fp32(const Task t, const Block b) {
 #pragma omp simd
     for (int64_t i = 0; i < b.numel; ++i) {
-        float gradient = read_gradient<kHalf>(b.gradient, i);
-        b.m[i] = b.m[i] * t.beta1 + gradient * t.gradient_factor;
-        b.v[i] = b.v[i] * t.beta2 + (gradient * gradient) * t.square_factor;
+        float share = read_gradient<kHalf>(b.gradient, i) * t.gradient_factor;
+        b.m[i] = fused(b.m[i], t.beta1, share);
+        b.v[i] = fused(b.v[i], t.beta2, (share * share) * t.square_factor);
         move<kMaster>(t, b, i, b.weight_word + (uint32_t)i * kPerWeight, b.m[i], b.v[i]);
     }
 }

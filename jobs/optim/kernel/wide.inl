@@ -45,24 +45,17 @@ INLINE Words shifted(const Words& words, int by) {
 
 INLINE Pair scaled(Pair values, Floats by) { return {mul(values.lo, by), mul(values.hi, by)}; }
 
-INLINE Pair plus(Pair a, Pair b) { return {add(a.lo, b.lo), add(a.hi, b.hi)}; }
-
 INLINE Pair squared(Pair values) { return {mul(values.lo, values.lo), mul(values.hi, values.hi)}; }
+
+INLINE Pair fused(Pair a, Pair b, Pair c) { return {fused(a.lo, b.lo, c.lo), fused(a.hi, b.hi, c.hi)}; }
+
+INLINE Pair fused(Pair a, Floats by, Pair c) { return fused(a, Pair{by, by}, c); }
+
+INLINE Pair fused(Pair a, Floats by, Floats plus) { return fused(a, by, Pair{plus, plus}); }
 
 // The high halves of fp32 numbers after the dither has decided where they are cut.
 INLINE Ints dithered(Pair values, const Words& dither) {
     return pack_high_halves(add(as_ints(values.lo), dither.lo), add(as_ints(values.hi), dither.hi));
-}
-
-INLINE Ints dithered_m(Pair m, Floats inverse, const Words& dither) {
-    const Floats zero = all(Momentum::zero);
-    return dithered(plus(scaled(m, inverse), {with_sign_of(m.lo, zero), with_sign_of(m.hi, zero)}), dither);
-}
-
-// What lies below the least code is lifted to it after the dither, which can carry it no further than that.
-INLINE Ints dithered_v(Pair root, Floats inverse, const Words& dither) {
-    const Floats zero = all(RootVariance::zero);
-    return larger_16(dithered(plus(scaled(root, inverse), {zero, zero}), dither), all_16(RootVariance::base >> 16));
 }
 
 template <bool kHalf>
@@ -71,97 +64,193 @@ INLINE Pair load_gradient(const void* gradient, int64_t i) {
 }
 
 template <int kMaster>
-INLINE Pair load_weights(const Block& b, int64_t i) {
-    if (kMaster == kPlain) return load_pair((const float*)b.weights + i);
-    Ints high = load((const uint16_t*)b.weights + i);
+INLINE Pair load_weights(const Task& t, int64_t i) {
+    if (kMaster == kPlain) return load_pair((const float*)t.weights + i);
+    Ints high = load((const uint16_t*)t.weights + i);
     if (kMaster == kStochastic) return widened(high);
-    Ints low = load(b.low + i);
+    Ints low = load(t.low + i);
     high = add_16(high, shift_right_16(low, 15));  // the low halves are signed
     return {as_floats(unpack_lo(low, high)), as_floats(unpack_hi(low, high))};
 }
 
 template <int kMaster>
-INLINE void store_weights(const Block& b, int64_t i, Pair weights, const Words& words) {
-    if (kMaster == kPlain) return store_pair((float*)b.weights + i, weights);
-    Ints lo = as_ints(weights.lo), hi = as_ints(weights.hi);
-    if (kMaster == kSplit) {
-        store(b.low + i, pack_low_halves(lo, hi));
-        lo = add(lo, all(0x8000));
-        hi = add(hi, all(0x8000));
-    } else {
-        lo = add(lo, shift_right_zeros(words.lo, 16));
-        hi = add(hi, shift_right_zeros(words.hi, 16));
-    }
-    store((uint16_t*)b.weights + i, pack_high_halves(lo, hi));
+INLINE void store_weights(const Task& t, int64_t i, Pair weights, const Words& round) {
+    if (kMaster == kPlain) return store_pair((float*)t.weights + i, weights);
+    const Ints lo = as_ints(weights.lo), hi = as_ints(weights.hi);
+    if (kMaster == kSplit) store(t.low + i, pack_low_halves(lo, hi));
+    store((uint16_t*)t.weights + i, pack_high_halves(add(lo, round.lo), add(hi, round.hi)));
 }
 
-template <int kMaster>
-INLINE void move(const Task& t, const Block& b, int64_t i, Pair m, Pair root, const Words& words) {
-    Pair denominator = plus(scaled(root, all(t.root_factor)), {all(t.eps_term), all(t.eps_term)});
-    Pair weights = scaled(load_weights<kMaster>(b, i), all(t.decay));
-    weights = plus(weights, {divide(m.lo, denominator.lo), divide(m.hi, denominator.hi)});
-    store_weights<kMaster>(b, i, weights, words);
+// A value that the compiler holds, in a register or in memory, rather than making it again for every block.
+template <class V>
+INLINE V held(V value) {
+    asm("" : "+v"(value));
+    return value;
 }
 
-// m and sqrt(v) of a block into `ms` and `roots`, and their scales.
+// What is the same for all blocks.
+struct Same {
+    Floats gradient_factor, root_factor, eps_term, shrink, m_zero, root_zero, sign;
+    Ints half, least;
+
+    INLINE explicit Same(const Task& t)
+        : gradient_factor(held(all(t.gradient_factor))),
+          root_factor(held(all(t.root_factor))),
+          eps_term(held(all(t.eps_term))),
+          shrink(held(all(t.shrink))),
+          m_zero(held(all(Momentum::zero))),
+          root_zero(held(all(RootVariance::zero))),
+          sign(held(as_floats(all(INT32_MIN)))),
+          half(held(all(0x8000))),
+          least(held(all_16(RootVariance::base >> 16))) {}
+};
+
+// The new m and sqrt(v) of a block, into `states`, and the largest of them.
 template <bool kHalf>
-INLINE void new_states(const Task& t, const Block& b, float* ms, float* roots) {
-    const Floats m_scale = all(*b.m_scale * t.beta1), v_scale = all(*b.v_scale * *b.v_scale * t.beta2);
-    const Floats gradient_factor = all(t.gradient_factor), square_factor = all(t.square_factor);
+struct Taking {
+    const Task& t;
+    const Same& same;
+    const int64_t start;
+    float *const ms, *const roots;
+    Floats m_keep, root_keep, root_zero;
     Floats m_largest = all(0.0f);
-    Ints v_largest = zero();
-    for (int64_t at = 0; at < b.numel; at += 4 * kWidth) {
-        Pair kept_m[2], kept_v[2];
-        decode_m(b.m_codes + at, kept_m);
-        decode_v(b.v_codes + at, kept_v);
-        for (int half = 0; half < 2; ++half) {
-            const int64_t i = at + half * 2 * kWidth;
-            Pair gradient = load_gradient<kHalf>(b.gradient, i);
-            Pair m = plus(scaled(kept_m[half], m_scale), scaled(gradient, gradient_factor));
-            Pair v = plus(scaled(squared(kept_v[half]), v_scale), scaled(squared(gradient), square_factor));
-            Pair root = {square_root(v.lo), square_root(v.hi)};
-            store(ms + i, m.lo);
-            store(ms + i + kWidth, m.hi);
-            store(roots + i, root.lo);
-            store(roots + i + kWidth, root.hi);
-            m_largest = larger_magnitude(larger_magnitude(m_largest, m.lo), m.hi);
-            v_largest = larger(larger(v_largest, as_ints(root.lo)), as_ints(root.hi));
-        }
+    Ints root_largest = zero();
+    Pair old_m[2], old_root[2];
+
+    INLINE Taking(const Task& task, const Same& constants, int64_t index, float* states)
+        : t(task), same(constants), start(index * t.block), ms(states), roots(states + t.block) {
+        const Kept kept = kept_of(t, t.m_scales[index], t.v_scales[index]);
+        m_keep = all(kept.m_keep);
+        root_keep = all(kept.root_keep);
+        root_zero = all(kept.root_zero);
     }
-    *b.m_scale = scale_of<Momentum>(largest_of(as_ints(m_largest)));
-    *b.v_scale = scale_of<RootVariance>(largest_of(v_largest));
+
+    // 4 kWidth codes from `at`, and the states of half of them.
+    INLINE void decode(int64_t at) {
+        decode_m(t.m_codes + start + at, old_m);
+        floats_of_v(t.v_codes + start + at, old_root);
+    }
+
+    INLINE void half(int number, int64_t at) {
+        const int64_t i = at + number * 2 * kWidth;
+        const Pair share = scaled(load_gradient<kHalf>(t.gradient, start + i), same.gradient_factor);
+        const Pair m = fused(old_m[number], m_keep, share);
+        const Pair old = fused(old_root[number], root_keep, root_zero);
+        const Pair v = fused(old, old, squared(share));
+        const Pair root = {square_root(v.lo), square_root(v.hi)};
+        store(ms + i, m.lo);
+        store(ms + i + kWidth, m.hi);
+        store(roots + i, root.lo);
+        store(roots + i + kWidth, root.hi);
+        m_largest = larger_magnitude(larger_magnitude(m_largest, m.lo), m.hi);
+        root_largest = larger(larger(root_largest, as_ints(root.lo)), as_ints(root.hi));
+    }
+};
+
+// Reciprocals of a block's scales.
+struct Inverses {
+    Floats m, root;
+};
+
+// Writes a block's scales: `scale_of` and `scaled_by` of ../kernel.cpp for both states at once.
+template <bool kHalf>
+INLINE Inverses write_scales(const Task& t, int64_t index, const Taking<kHalf>& taken) {
+    const __m128 largest = largest_of_both(as_ints(taken.m_largest), taken.root_largest);
+    __m128 scale = _mm_mul_ps(largest, _mm_setr_ps(Momentum::span, RootVariance::span, 0, 0));
+    scale = _mm_min_ps(_mm_max_ps(scale, _mm_set1_ps(kSmallestScale)), _mm_set1_ps(kLargestScale));
+    const __m128 inverse = _mm_div_ps(_mm_set1_ps(1.0f), scale);
+    const __m128 kept = _mm_mul_ps(scale, _mm_setr_ps(1.0f, t.unit, 0, 0));
+    t.m_scales[index] = _mm_cvtss_f32(kept);
+    t.v_scales[index] = _mm_cvtss_f32(_mm_movehdup_ps(kept));
+    return {broadcast(inverse), broadcast(_mm_movehdup_ps(inverse))};
 }
 
-// Moves the weights of a block by its new states, and encodes these.
+// Moves the weights of a block by the new states in `states`, and encodes these.
 template <int kMaster>
-INLINE void move_and_encode(const Task& t, const Block& b, const float* ms, const float* roots) {
-    const Floats m_inverse = all(1.0f / *b.m_scale), v_inverse = all(1.0f / *b.v_scale);
-    const Words words = words_from<kPerLane>(b.code_word);
-    const Words m_dither = shifted(words, 32 - Momentum::shift), v_dither = shifted(words, 32 - RootVariance::shift);
-    Words weight_words = words_from<kPerWeight>(b.weight_word);
-    for (int64_t at = 0; at < b.numel; at += 4 * kWidth) {
-        Ints m_halves[2], v_halves[2];
-        for (int half = 0; half < 2; ++half) {
-            const int64_t i = at + half * 2 * kWidth;
-            const Pair m = {load(ms + i), load(ms + i + kWidth)}, root = {load(roots + i), load(roots + i + kWidth)};
-            if (t.moves) move<kMaster>(t, b, i, m, root, weight_words);
-            m_halves[half] = dithered_m(m, m_inverse, m_dither);
-            v_halves[half] = dithered_v(root, v_inverse, v_dither);
-            if (kMaster == kStochastic) weight_words = after(weight_words, 2 * kWidth * kPerWeight);
-        }
-        store_m(b.m_codes + at, m_halves);
-        store_v(b.v_codes + at, v_halves);
+struct Giving {
+    const Task& t;
+    const Same& same;
+    const int64_t start;
+    const float *const ms, *const roots;
+    const Inverses inverses;
+    Words m_dither, v_dither, weight_words;
+    Ints m_halves[2], v_halves[2];
+
+    INLINE Giving(const Task& task, const Same& constants, int64_t index, const float* states, const Inverses& by)
+        : t(task), same(constants), start(index * t.block), ms(states), roots(states + t.block), inverses(by) {
+        const Words words = words_from<kPerLane>(t.code_word + (uint32_t)index * kPerBlock);
+        m_dither = shifted(words, 32 - Momentum::shift);
+        v_dither = shifted(words, 32 - RootVariance::shift);
+        weight_words = words_from<kPerWeight>(t.weight_word + (uint32_t)start * kPerWeight);
     }
+
+    INLINE void half(int number, int64_t at) {
+        const int64_t i = at + number * 2 * kWidth;
+        const Pair m = {load(ms + i), load(ms + i + kWidth)}, root = {load(roots + i), load(roots + i + kWidth)};
+        const Pair denominator = fused(root, same.root_factor, same.eps_term);
+        const Pair old = load_weights<kMaster>(t, start + i);
+        const Pair moves = fused(old, same.shrink, {divide(m.lo, denominator.lo), divide(m.hi, denominator.hi)});
+        const Pair weights = {add(old.lo, moves.lo), add(old.hi, moves.hi)};
+        const Words round = kMaster == kSplit ? Words{same.half, same.half} : shifted(weight_words, 16);
+        store_weights<kMaster>(t, start + i, weights, round);
+        if (kMaster == kStochastic) weight_words = after(weight_words, 2 * kWidth * kPerWeight);
+        const Floats zero = same.m_zero, sign = same.sign;
+        const Pair m_zeros = {with_sign_of(m.lo, zero, sign), with_sign_of(m.hi, zero, sign)};
+        m_halves[number] = dithered(fused(m, inverses.m, m_zeros), m_dither);
+        // What lies below the least code is lifted to it after the dither, which carries it no further than that.
+        v_halves[number] = larger_16(dithered(fused(root, inverses.root, same.root_zero), v_dither), same.least);
+    }
+
+    INLINE void encode(int64_t at) {
+        store_m(t.m_codes + start + at, m_halves);
+        store_v(t.v_codes + start + at, v_halves);
+    }
+};
+
+// Asks for the cache lines of `bytes` bytes.
+INLINE void ask_for(const void* from, int bytes) {
+    for (int at = 0; at < bytes; at += 64) _mm_prefetch((const char*)from + at, _MM_HINT_T0);
 }
 
-// Blocks of a multiple of 4 kWidth elements: of each first its new states, then its weights and codes.
+// Asks for what 4 kWidth elements from `i` on will need.
+template <bool kHalf, int kMaster>
+INLINE void ask_for_elements(const Task& t, int64_t i) {
+    constexpr int kWeight = kMaster == kPlain ? 4 : 2, kGradient = kHalf ? 2 : 4;
+    ask_for((const char*)t.gradient + i * kGradient, 4 * kWidth * kGradient);
+    ask_for((const char*)t.weights + i * kWeight, 4 * kWidth * kWeight);
+    if (kMaster == kSplit) ask_for(t.low + i, 4 * kWidth * 2);
+    ask_for(t.m_codes + i, 4 * kWidth);
+    ask_for(t.v_codes + i, 4 * kWidth);
+}
+
+// Blocks of a multiple of 4 kWidth elements. While the weights of one move, the next one's states are taken: roots and
+// quotients share the divider evenly, and nothing waits for the largest of a block. Beside the last block it is taken
+// once more, for nothing.
 template <bool kHalf, int kMaster>
 static void steps_8bit_wide(const Task& task, int64_t first, int64_t last, float* scratch) {
     const Task t = task;
-    float *ms = scratch, *roots = scratch + t.block;
+    const Same same(t);
+    float *now = scratch, *next = scratch + 2 * t.block;
+    Taking<kHalf> begin(t, same, first, now);
+    for (int64_t at = 0; at < t.block; at += 4 * kWidth) {
+        begin.decode(at);
+        for (int number = 0; number < 2; ++number) begin.half(number, at);
+    }
+    Inverses inverses = write_scales(t, first, begin);
     for (int64_t index = first; index < last; ++index) {
-        const Block b = block_of(t, index);
-        new_states<kHalf>(t, b, ms, roots);
-        move_and_encode<kMaster>(t, b, ms, roots);
+        const int64_t following = index + 1 < last ? index + 1 : index;
+        Giving<kMaster> giving(t, same, index, now, inverses);
+        Taking<kHalf> taking(t, same, following, next);
+        for (int64_t at = 0; at < t.block; at += 4 * kWidth) {
+            ask_for_elements<kHalf, kMaster>(t, taking.start + at + kAhead);
+            taking.decode(at);
+            for (int number = 0; number < 2; ++number) {
+                taking.half(number, at);
+                giving.half(number, at);
+            }
+            giving.encode(at);
+        }
+        if (following != index) inverses = write_scales(t, following, taking);
+        std::swap(now, next);
     }
 }

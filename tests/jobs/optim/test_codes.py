@@ -120,6 +120,15 @@ def test_largest_of_a_block_is_exact_under_dither(code: FloatCode) -> None:
 
 
 @BOTH
+def test_no_dither_carries_the_largest_of_a_block_beyond_the_last_code(code: FloatCode) -> None:
+    """Beyond lies code 0: m would be forgotten, and v taken for a millionth of what it is."""
+    values = (torch.rand(1 << 14, 1, generator=torch.Generator().manual_seed(0)) * 3 + 1e-3).expand(-1, 4).contiguous()
+    for below in range(4):
+        worst = torch.full(values.shape, -1 - (below << (32 - code.shift)), dtype=torch.int32)
+        torch.testing.assert_close(coded(code, values, worst), values, rtol=1e-6, atol=0)
+
+
+@BOTH
 def test_dithered_codes_are_right_on_average(code: FloatCode) -> None:
     values = log_uniform(2, 256, 2.0**-7, 4, code.signed)
     mean = torch.stack([coded(code, values, dither(step, 0, 2, 256)) for step in range(1, 257)]).mean(0)

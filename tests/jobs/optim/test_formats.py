@@ -56,7 +56,7 @@ def test_to_fp32_is_exact_and_back_gives_the_same_codes() -> None:
     assert all(torch.equal(a, b) for a, b in zip(wide.moments(), source.moments(), strict=True))
     back.take_over(wide)
     for ours, theirs in zip(back.moments(), source.moments(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=2**-20, atol=0)  # the scales' last bits
+        torch.testing.assert_close(ours, theirs, rtol=2**-19, atol=0)  # the scales' margin, in v twice
     assert torch.equal(back.state()["root_v.codes"], source.state()["root_v.codes"])
 
 

@@ -86,7 +86,7 @@ def test_update_works_in_place_and_leaves_padding_and_gradient_alone(dtype: torc
 
 @DTYPES
 def test_fp32_states_are_torchs_adamw(dtype: torch.dtype) -> None:
-    """The same to rounding: as near to AdamW in fp64 as torch's own fp32 AdamW is."""
+    """The same to rounding, and much nearer to AdamW in fp64 than torch's own fp32 AdamW is."""
     unit = HybridAdamW(state_bits=32, weight_decay=0.1).unit(LAYOUT, flat(0), dtype)
     theirs, exact = (
         {s.name: torch.nn.Parameter(flat(0)[s.offset : s.offset + s.numel].reshape(s.shape).to(kind)) for s in SEGMENTS}
@@ -112,8 +112,8 @@ def test_fp32_states_are_torchs_adamw(dtype: torch.dtype) -> None:
     for s in SEGMENTS:
         right = exact[s.name].detach()
         got = unit.master()[s.offset : s.offset + s.numel].reshape(s.shape)
-        torch.testing.assert_close(got, theirs[s.name].detach(), rtol=1e-6, atol=1e-7)
-        assert (got - right).norm() < 1.1 * (theirs[s.name] - right).norm()
+        torch.testing.assert_close(got, theirs[s.name].detach(), rtol=3e-6, atol=1e-7)
+        assert (got - right).norm() < (0.5 if len(s.shape) >= 2 else 1.1) * (theirs[s.name] - right).norm()
 
 
 def test_8bit_update_stays_near_exact_adamw_on_a_gradient_stream() -> None:
