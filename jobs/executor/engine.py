@@ -283,9 +283,14 @@ class Engine:
         assert self.optimizer is not None, "a step is only taken with an optimizer"
         return self.optimizer.clip(scale**2 * squares)
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward has begun since the last step."""
+        return self._steps.has_gradients
+
     def drop_gradients(self) -> None:
         """Forget the gradients of a step that was not taken."""
-        if self._steps.has_gradients:
+        if self.has_gradients:
             self.abandon()
 
     def start_updates(self, update: PendingUpdate) -> None:

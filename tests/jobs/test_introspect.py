@@ -135,6 +135,28 @@ def test_a_model_that_cannot_be_streamed_is_refused_with_the_reason(config, why)
         model_facts(config, micro_batch=ROWS, sequence_length=LENGTH, dtype="float32")
 
 
+@pytest.mark.parametrize(
+    "write", [lambda p: p.data.clamp_(max=1), lambda p: p.detach().mul_(0.5), lambda p: torch.neg(p[0], out=p.data[1])]
+)
+def test_a_forward_that_writes_into_its_weights_is_refused(write):
+    model = build("llama")
+
+    class Limited(torch.nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.norm, self.gain = norm, torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, states):
+            with torch.no_grad():
+                write(self.gain)
+            return self.norm(states) * self.gain[0]
+
+    layer = model.model.layers[1]
+    layer.input_layernorm = Limited(layer.input_layernorm)
+    with pytest.raises(ModelError, match=r"writes into the parameter model\.layers\.1\.input_layernorm\.gain"):
+        model_facts(model, micro_batch=ROWS, sequence_length=LENGTH, dtype="float32")
+
+
 def test_flops_of_experts_are_counted():
     """Each token goes through 2 of 4 experts: gate, up and down products, beside attention and the router."""
     config = {

@@ -312,6 +312,24 @@ def test_changes_of_dtype_and_device_are_refused_before_they_change_anything(cha
         assert_close(streamed.gradients(), plain_gradients(plain, make_batch()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_model_of_another_dtype_is_refused_and_left_as_it_is(dtype, make_model, facts_of):
+    model = make_model("qwen2")
+    model.model.norm.to(dtype)
+    with pytest.raises(ProgramError, match=rf"^model\.norm\.weight is {dtype}: weights stream in float32 or bfloat16"):
+        open_stream(model, facts=facts_of("qwen2"))
+    assert model.model.norm.weight.shape == (32,)
+
+
+def test_it_is_said_which_weights_are_converted(make_model, facts_of, make_batch, caplog):
+    model = make_model("qwen2")
+    model.model.norm.to(torch.bfloat16)
+    with open_stream(model, facts=facts_of("qwen2")) as streamed:
+        assert "1 parameters (model.norm.weight, ...) stream and compute in float32" in caplog.text
+        streamed.model(**make_batch()).loss.backward()
+        assert streamed.step().step == 1
+
+
 @pytest.mark.parametrize(
     "take",
     [copy.deepcopy, pickle.dumps, lambda model: torch.save(model, io.BytesIO()), lambda m: copy.deepcopy(m.model)],
@@ -351,7 +369,7 @@ def test_parameters_are_counted_as_they_are(make_model, facts_of):
     counts = [model.num_parameters(), model.num_parameters(only_trainable=True, exclude_embeddings=True)]
     with open_stream(model, facts=facts_of("qwen3")):
         assert [model.num_parameters(), model.num_parameters(only_trainable=True, exclude_embeddings=True)] == counts
-        assert sum(p.numel() for p in model.parameters()) == 0
+        assert sum(p.numel() for p in model.parameters()) == counts[0]
 
 
 # ---- the end
