@@ -163,9 +163,11 @@ def _check_finite(path: str, model: PreTrainedModel) -> None:
 
 
 def _check_vocabulary(model: PreTrainedModel, tokenizer: Any) -> None:
-    rows, ids = model.get_input_embeddings().weight.shape[0], len(tokenizer)
-    if ids > rows:
+    """Ids need not follow each other without gaps, so the highest counts and not their number."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    token, highest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1], default=("", -1))
+    if highest >= rows:
         raise ModelError(
-            f"the tokenizer has {ids:,} tokens, the model's embedding only {rows:,} rows",
+            f"the tokenizer's token {token!r} has the id {highest:,}, the model's embedding only {rows:,} rows",
             hint="resize the model's embeddings to the tokenizer and save it first",
         )

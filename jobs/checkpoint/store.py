@@ -302,7 +302,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_bytes())
         claimed = manifest.pop("digest")
         actual = digest(manifest)
-    except (OSError, ValueError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise _damaged(path, "cannot be read") from error
     if claimed != actual:
         raise _damaged(path, "was altered")

@@ -57,6 +57,14 @@ def test_every_form_gives_the_same_weights(tmp_path: Path, form: str, dtype: str
     assert loaded["lm_head.weight"].dtype == getattr(torch, dtype)
 
 
+def test_an_id_beyond_the_embedding_is_refused_also_where_ids_have_gaps(tmp_path: Path) -> None:
+    section = write(tmp_path)
+    core = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1, "far": 1000}, unk_token="<pad>"))
+    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="token 'far' has the id 1,000, the model's embedding only 1,000 rows"):
+        load_model(section)
+
+
 NAME = "model.layers.2.mlp.up_proj.weight"
 
 
