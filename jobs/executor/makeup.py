@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import is_
+
 import torch
 from torch import nn
 
@@ -46,15 +48,15 @@ class _Held:
     """What one module held under each name, parameters or modules."""
 
     def __init__(self, held: dict[str, object]) -> None:
-        self._now, self._names, self._were = held, tuple(held), list(held.values())
+        self._now, self._were = held, dict(held)
+        self._values = tuple(held.values())
 
     @classmethod
     def of(cls, module: nn.Module) -> list[_Held]:
         return [cls(held) for held in (module._parameters, module._modules) if held]  # type: ignore[arg-type]
 
     def changed(self) -> str | None:
-        """The first name under which something else is held now."""
-        now = [*map(self._now.get, self._names)]
-        if [*map(id, now)] == [*map(id, self._were)]:
-            return None
-        return next(name for name, was in zip(self._names, self._were, strict=True) if self._now.get(name) is not was)
+        """The first name under which something else is held now; what was added counts for nothing."""
+        if len(self._now) >= len(self._values) and all(map(is_, self._now.values(), self._values)):
+            return None  # asked at every forward, of every module
+        return next((name for name, was in self._were.items() if self._now.get(name) is not was), None)
