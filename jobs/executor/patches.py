@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -104,12 +104,11 @@ def _same_or_refused(module: nn.Module) -> Callable[..., nn.Module]:
 
 
 def _counted(model: PreTrainedModel) -> Callable[..., int]:
-    """``num_parameters``, counted now: trainers ask in every step."""
-    both = (False, True)
-    counts = {asked: int(model.num_parameters(*asked)) for asked in itertools.product(both, both)}
+    """``num_parameters``, counted once: trainers ask in every step."""
+    count = functools.cache(model.num_parameters)
 
     def num_parameters(only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        return counts[only_trainable, exclude_embeddings]
+        return int(count(only_trainable, exclude_embeddings))
 
     return num_parameters
 

@@ -100,13 +100,11 @@ def test_saved_bytes_are_those_of_a_real_run():
 
 
 def test_equal_questions_get_equal_digests_and_other_batches_others():
-    assert facts_of("llama").digest == facts_of("llama").digest
-    assert facts_of("llama").digest == model_facts(
-        build("llama"), micro_batch=ROWS, sequence_length=LENGTH, dtype="float32"
-    ).digest  # fmt: skip
-    assert facts_of("llama").digest != facts_of("llama", num_hidden_layers=4).digest
-    other = model_facts(LLAMA, micro_batch=ROWS + 1, sequence_length=LENGTH, dtype="float32")
-    assert facts_of("llama").digest != other.digest
+    digest = facts_of("llama").digest
+    assert digest == facts_of("llama").digest
+    assert digest == model_facts(build("llama"), micro_batch=ROWS, sequence_length=LENGTH, dtype="float32").digest
+    assert digest != facts_of("llama", num_hidden_layers=4).digest
+    assert digest != model_facts(LLAMA, micro_batch=ROWS + 1, sequence_length=LENGTH, dtype="float32").digest
 
 
 def test_a_large_model_needs_no_memory():

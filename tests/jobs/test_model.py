@@ -89,6 +89,25 @@ def test_what_is_wrong_with_a_weight_is_named(tmp_path: Path, change: object, wh
         load_model(section)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 0}, {"hidden_size": "wide"}, {"vocab_size": 0}, {"head_dim": 0}, {"layer_types": 3},
+        {"num_attention_heads": 0}, {"rope_parameters": "none"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_a_configuration_that_makes_no_model_is_refused_with_what_is_wrong(tmp_path: Path, changes: object) -> None:
+    section = write(tmp_path, layers=1)
+    config = json.loads((tmp_path / "config.json").read_text()) | changes  # type: ignore[operator]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError) as caught:
+        load_model(section)
+    assert str(tmp_path) in caught.value.message and caught.value.hint
+    with pytest.raises(ModelError):
+        facts_of(config)
+
+
 def test_a_damaged_file_and_a_pickle_that_runs_code_are_refused(tmp_path: Path) -> None:
     section = write(tmp_path / "a")
     file = tmp_path / "a" / "model.safetensors"
