@@ -348,6 +348,13 @@ class Engine:
         self._fresh = False
         self._steps.abandon()
 
+    def put_buffers_back(self) -> None:
+        """Let buffers that forwards of the step under way have changed be what they were before it."""
+        changed = self._transfers.in_flight.buffers
+        for key in sorted(changed, key=lambda key: key[1], reverse=True):  # the first micro-batch has the last word
+            for known in changed[key]:
+                known.put_back()
+
     def release(self) -> None:
         """Give the device's memory back until `take`; everything that training needs is on the host by then."""
         self.flush()

@@ -357,7 +357,8 @@ class Streamed:
         }
 
     def abandon(self) -> None:
-        """Give up a step that is under way: weights stay as they were after the last `step`."""
+        """Give up a step that is under way: weights and buffers are as they were after the last `step`."""
+        self._engine.put_buffers_back()
         self._engine.abandon()
 
     def release_device(self) -> None:

@@ -98,6 +98,24 @@ def test_buffers_that_forwards_change_are_changed_once_and_found_as_they_were(ma
         assert model.model.layers[0].count == 4
 
 
+def test_a_step_that_is_given_up_leaves_no_trace_in_buffers(make_model, make_batch):
+    model = make_model("qwen2")
+    for i, layer in enumerate(model.model.layers):
+        model.model.layers[i] = Remembering(layer)
+    with open_stream(model, accumulation=3) as streamed:
+        for seed in range(3):
+            streamed.model(**make_batch(seed)).loss.backward()
+        streamed.step()
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        assert before["model.layers.0.count"] == 3
+        for seed in range(2):
+            streamed.model(**make_batch(seed)).loss.backward()
+        assert not torch.equal(model.model.layers[0].mean, before["model.layers.0.mean"])
+        streamed.abandon()
+        for name, buffer in model.named_buffers():
+            assert torch.equal(buffer, before[name]), name
+
+
 def test_a_buffer_that_is_changed_later_than_in_the_first_run_is_kept_from_then_on(make_model, make_batch):
     class Late(Remembering):
         def forward(self, states, **kwargs):
