@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy
@@ -196,16 +197,10 @@ class _Opened:
         return values
 
     def write_back(self) -> None:
-        """Give the masters what the operation has changed. Raises what torch raises for a leaf that has a gradient."""
-        written = [home for home, (_, copy) in self.copies.items() if copy._version]
-        for home in written:
-            if self.copies[home][1].requires_grad:
-                raise RuntimeError(
-                    f"{home.name}: a leaf Variable that requires grad is being used in an in-place operation."
-                )
-        for home in written:
-            first, copy = self.copies[home]
-            home.write(copy, first)
+        """Give the masters what the operation has changed."""
+        for home, (first, copy) in self.copies.items():
+            if copy._version:
+                home.write(copy, first)
 
     def handed_out(self, result: torch.Tensor) -> torch.Tensor:
         """A result of the operation; one that shares memory with the values rests too."""
@@ -236,28 +231,19 @@ def _on_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 
 
 def _copied(home: Home, start: int, stop: int, *, learns: bool) -> torch.Tensor:
-    device, part = home.keeper.device, home.part(start, stop)
-    if not learns:
-        return part.to(device, copy=True)
-    tracked: torch.Tensor = _NoGradient.apply(torch.zeros((), requires_grad=True), part, device, home.name)
-    return tracked
+    """A copy on the device; where it ``learns``, torch treats it as the parameter, and nobody gets its gradient."""
+    copy = home.part(start, stop).to(home.keeper.device, copy=True)
+    if learns:
+        copy.requires_grad_().register_hook(partial(_lose, home.name))
+    return copy
 
 
-class _NoGradient(torch.autograd.Function):
-    """Values that are read outside a forward of the model: what is computed of them has no gradient for the weights."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, part: torch.Tensor, device: torch.device, name: str) -> torch.Tensor:
-        ctx.name = name
-        return part.to(device, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
-        _refuse(
-            ctx.name,
-            "have a gradient of what is computed of it outside a forward of the model",
-            "detach() it there; weight decay is the optimizer's (weight_decay=...)",
-        )
+def _lose(name: str, gradient: torch.Tensor) -> NoReturn:
+    _refuse(
+        name,
+        "have a gradient of what is computed of it outside a forward of the model",
+        "detach() it there; weight decay is the optimizer's (weight_decay=...)",
+    )
 
 
 def _window(tensor: Any) -> Window:

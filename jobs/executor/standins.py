@@ -72,7 +72,7 @@ class StandIns:
 
     def _unit_forward(self, indices: list[int], places: Places, run: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if self._depth:
+            if self._depth or not self._entered:  # somebody calls a part of the model alone: its parameters are at rest
                 return run(*args, **kwargs)
             if self._in_chunks and indices[-1] == self.engine.head:
                 return self._no_logits(*args)

@@ -190,6 +190,19 @@ def test_what_is_written_takes_effect(make_model, open_stream, model, make_batch
     assert not hasattr(weight_of(model), "_home")
 
 
+@pytest.mark.parametrize(
+    "again", [lambda model: model.lm_head.reset_parameters(), lambda model: model.apply(model._init_weights)]
+)
+def test_initialising_again_needs_no_care_for_gradients(again, make_model, open_stream, model):
+    plain = make_model("llama", dropout=False)
+    with open_stream(model):
+        for target in (plain, model):
+            torch.manual_seed(7)
+            again(target)
+        for (name, got), (_, wanted) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+            assert torch.equal(got, wanted), name
+
+
 @pytest.mark.parametrize("write", [scaled, averaged])
 def test_what_is_written_within_a_step_takes_effect(write, make_model, open_stream, model, make_batch):
     """Although the next layers' weights were sent for already."""
@@ -240,10 +253,9 @@ def test_of_a_split_master_only_what_was_written_changes(make_model, make_batch,
 def test_a_write_that_plain_pytorch_refuses_changes_nothing(open_stream, model):
     with open_stream(model):
         before = weight_of(model).detach().clone()
-        with pytest.raises(RuntimeError, match=r"layers\.1\.mlp\.gate_proj\.weight: a leaf Variable"):
-            weight_of(model).mul_(2)
-        with pytest.raises(RuntimeError, match="a leaf Variable"):
-            weight_of(model)[2].zero_()
+        for write in (lambda p: p.mul_(2), lambda p: p[2].zero_(), lambda p: torch._foreach_zero_([p])):
+            with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+                write(weight_of(model))
         assert torch.equal(weight_of(model), before)
 
 
@@ -310,6 +322,41 @@ def test_a_penalty_on_the_weights_is_refused_where_its_gradient_would_be_lost(op
         streamed.zero_grad()
         streamed.model(**make_batch()).loss.backward()
         assert streamed.step().step == 1
+
+
+@pytest.mark.parametrize(
+    "part", ["model.embed_tokens", "model.layers.1", "model.layers.1.mlp", "model.norm", "lm_head"]
+)
+def test_a_part_of_the_model_that_is_called_alone(part, make_model, open_stream, model, make_batch):
+    """Between a forward and its backward, and between two steps."""
+    plain, batch, results = make_model("llama", dropout=False), make_batch(), []
+    given = batch["input_ids"] if part == "model.embed_tokens" else torch.randn(2, 5, 32)
+    rotary = plain.model.rotary_emb(torch.zeros(1), torch.arange(5)[None])
+    more = {"position_embeddings": rotary} if part == "model.layers.1" else {}
+
+    def alone(target):
+        with torch.no_grad():
+            return target.get_submodule(part)(given, **more)
+
+    with open_stream(model) as streamed:
+        for target in (plain, streamed.model):
+            loss = target(**batch, use_cache=False).loss
+            during = alone(target)
+            loss.backward()
+            results.append([during, alone(target)])
+        assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(*results, strict=True))
+        assert torch.allclose(streamed.gradients()["lm_head.weight"], plain.lm_head.weight.grad, atol=1e-6)
+        assert streamed.step().step == 1
+
+
+def test_a_part_that_is_called_alone_gives_the_gradient_of_its_input_where_it_is_frozen(open_stream, model):
+    model.requires_grad_(False)
+    states = torch.randn(2, 5, 32, requires_grad=True)
+    (wanted,) = torch.autograd.grad(model.lm_head(states).pow(2).sum(), [states])
+    facts = model_facts(model, micro_batch=3, sequence_length=17, dtype="float32")
+    with open_stream(model, facts=facts):
+        (got,) = torch.autograd.grad(model.lm_head(states).pow(2).sum(), [states])
+    assert torch.allclose(got, wanted, atol=1e-6)
 
 
 def test_hooks_that_are_there_before_are_refused(open_stream, model, make_batch):
