@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from .checkpoint.files import write_tensors
 from .errors import InputError, ModelError
+from .foreign import FOREIGN, words_of
 from .model import load_model
 from .spec import Lora, Model
 
@@ -87,12 +88,23 @@ def load_with_adapters(section: Model) -> tuple[PreTrainedModel, Any]:
     if not is_adapter_folder(folder):
         return load_model(section)
     peft = _peft()
-    config = peft.PeftConfig.from_pretrained(folder)
-    if config.peft_type != peft.PeftType.LORA or not (folder / WEIGHTS).is_file():
+    try:
+        config = peft.PeftConfig.from_pretrained(folder)
+        saved = safetensors.torch.load_file(folder / WEIGHTS) if (folder / WEIGHTS).is_file() else None
+    except FOREIGN as error:
+        raise ModelError(
+            f"cannot load the adapters in {folder}: {words_of(error)}", hint="export or copy them again"
+        ) from error
+    if config.peft_type != peft.PeftType.LORA or saved is None:
         raise ModelError(f"{folder} holds no LoRA adapters in safetensors", hint=f"it needs {CONFIG} and {WEIGHTS}")
+    if not config.base_model_name_or_path:
+        raise ModelError(
+            f"{folder / CONFIG} does not say which model the adapters are for",
+            hint="write its folder or hub id there as base_model_name_or_path",
+        )
     model, tokenizer = load_model(section.model_copy(update={"path": config.base_model_name_or_path}))
     _inject(peft, model, config)
-    loaded = peft.set_peft_model_state_dict(model, safetensors.torch.load_file(folder / WEIGHTS))
+    loaded = peft.set_peft_model_state_dict(model, saved)
     wrong = [*loaded.unexpected_keys, *(name for name in loaded.missing_keys if _is_adapter(name))]
     if wrong:
         raise ModelError(
@@ -132,9 +144,9 @@ def _peft() -> Any:
 def _inject(peft: Any, model: PreTrainedModel, config: Any) -> PreTrainedModel:
     try:
         peft.inject_adapter_in_model(config, model, adapter_name=_NAME)
-    except ValueError as error:
+    except FOREIGN as error:
         raise ModelError(
-            f"{type(model).__name__} cannot have these adapters: {str(error).splitlines()[0]}",
+            f"{type(model).__name__} cannot have these adapters: {words_of(error)}",
             hint="change lora.target_modules",
         ) from error
     return model

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from .errors import LazytrainError, ModelError
+from .foreign import FOREIGN, words_of
 
 _EXPANDED = ("mxfp4",)
 """Formats that transformers turns into bfloat16 exactly."""
@@ -47,8 +48,11 @@ def _known(settings: dict[str, Any]) -> PretrainedConfig:
     known = dict(settings)
     try:
         config: PretrainedConfig = AutoConfig.for_model(known.pop("model_type"), **known)
-    except (KeyError, ValueError) as error:
-        raise ModelError(f"not a known model configuration: {error}", hint="it needs a model_type") from error
+    except FOREIGN as error:
+        raise ModelError(
+            f"not a known model configuration: {words_of(error)}",
+            hint="it needs a model_type, and values that belong together",
+        ) from error
     return config
 
 

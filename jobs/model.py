@@ -8,26 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from pickle import UnpicklingError  # only its name: nothing is unpickled
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Mxfp4Config, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.initialization import no_init_weights
 
 from .errors import ModelError
 from .fake_model import is_expanded
+from .foreign import FOREIGN, words_of
 from .spec import Model
 
 log = logging.getLogger(__name__)
 _FINITE_CHUNK = 1 << 18
-_FOREIGN = (
-    *(OSError, ValueError, ImportError, RuntimeError, EOFError, SafetensorError, UnpicklingError),
-    *(TypeError, AttributeError, KeyError),  # of a configuration that is JSON, but no mapping of what it should be
-)
-"""What transformers raises for a folder it cannot make a model of."""
 
 
 def load_model(section: Model) -> tuple[PreTrainedModel, Any]:
@@ -51,7 +45,7 @@ def load_model(section: Model) -> tuple[PreTrainedModel, Any]:
                 **({"quantization_config": Mxfp4Config(dequantize=True)} if expanded else {}),
             )
         tokenizer = AutoTokenizer.from_pretrained(section.path, trust_remote_code=section.trust_remote_code)
-    except _FOREIGN as error:
+    except FOREIGN as error:
         raise _cannot_load(section.path, error) from error
     if expanded:
         log.warning("%s is published in 4 bits: it is trained, and saved, in %s", section.path, section.dtype)
@@ -78,7 +72,7 @@ def empty_model(section: Model, folder: Path, *, device: str = "cpu") -> tuple[P
             )
         model.tie_weights()  # which making a model does only where it initialises weights
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
-    except _FOREIGN as error:
+    except FOREIGN as error:
         raise _cannot_load(str(folder), error) from error
     return model, tokenizer
 
@@ -113,7 +107,7 @@ def _one_by_one() -> Iterator[None]:
 
 def _cannot_load(path: str, error: Exception) -> ModelError:
     return ModelError(
-        f"cannot load the model {path}: {(str(error).splitlines() or [''])[0]}",
+        f"cannot load the model {path}: {words_of(error)}",
         hint="model.path is a folder with config.json, safetensors and a tokenizer, or a model id on the hub",
     )
 
@@ -163,9 +157,11 @@ def _check_finite(path: str, model: PreTrainedModel) -> None:
 
 
 def _check_vocabulary(model: PreTrainedModel, tokenizer: Any) -> None:
-    rows, ids = model.get_input_embeddings().weight.shape[0], len(tokenizer)
-    if ids > rows:
+    """Ids need not follow each other without gaps, so the highest counts and not their number."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    token, highest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1], default=("", -1))
+    if highest >= rows:
         raise ModelError(
-            f"the tokenizer has {ids:,} tokens, the model's embedding only {rows:,} rows",
+            f"the tokenizer's token {token!r} has the id {highest:,}, the model's embedding only {rows:,} rows",
             hint="resize the model's embeddings to the tokenizer and save it first",
         )

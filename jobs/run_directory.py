@@ -16,6 +16,7 @@ result.json         written last: the run is done
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -173,11 +174,16 @@ def _taken(lock: IO[str], patience_s: float = 0.0) -> bool:
 def write_atomically(path: Path, text: str) -> None:
     """Write a small file so that it is there whole or not at all, also after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def save_record(path: Path, record: Frozen) -> None:

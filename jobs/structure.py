@@ -158,6 +158,7 @@ class _Watch(TorchDispatchMode):
         self._active: list[set[int]] = []
         self._strays: set[int] = set()
         self._guarded = {_key(p) for p in model.parameters()} - {_key(p) for p in loose}
+        self._names = {_key(p): name for name, p in model.named_parameters()}
         self._home: dict[int, list[str]] = defaultdict(list)
         for path, module in candidates.items():
             for parameter in module.parameters():
@@ -193,7 +194,23 @@ class _Watch(TorchDispatchMode):
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and self._is_stray(key := _key(leaf)):
                 self._strays.add(key)
+        if func._schema.is_mutable:
+            self._check_written(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def _check_written(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Weights are where they are loaded to while a forward runs: what it writes into them would be lost."""
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            for leaf in tree_leaves(given):
+                name = self._names.get(_key(leaf)) if isinstance(leaf, torch.Tensor) else None
+                if name is not None:
+                    raise ModelError(
+                        f"the forward writes into the parameter {name} ({func})",
+                        hint="this architecture, configured like this, cannot be streamed",
+                    )
 
     def _is_stray(self, key: int) -> bool:
         return key in self._guarded and not (self._active and key in self._active[-1])

@@ -79,11 +79,13 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> PretrainedConfi
     with uncollected():
         from transformers import AutoConfig
 
+    from ..jobs.foreign import FOREIGN, words_of
+
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except FOREIGN as error:
         raise ModelError(
-            f"no model configuration at {name}: {str(error).splitlines()[0]}",
+            f"no model configuration at {name}: {words_of(error)}",
             hint=f"give a directory, a config.json, a hub id, or one of {', '.join(known_models())}",
         ) from error
     return config
@@ -109,11 +111,13 @@ def load_tokenizer(spec: JobSpec) -> Any:
     """The tokenizer of the job's model. Raises ModelError when there is none."""
     from transformers import AutoTokenizer
 
+    from ..jobs.foreign import FOREIGN, words_of
+
     try:
         return AutoTokenizer.from_pretrained(spec.model.path, trust_remote_code=spec.model.trust_remote_code)
-    except (OSError, ValueError) as error:
+    except FOREIGN as error:
         raise ModelError(
-            f"no tokenizer at {spec.model.path}: {str(error).splitlines()[0]}",
+            f"no tokenizer at {spec.model.path}: {words_of(error)}",
             hint="model.path is a folder with config.json, safetensors and a tokenizer, or a hub id",
         ) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from .store import Checkpoint
 
 SHARD_BYTES = 1 << 30
 """Weights of one file, unless a single unit has more."""
+_OLD = ".old"
 _STREAMED = ("master.high", "master", "weights", "streamed")
 """Names, in a unit's saved state, of its weights in the dtype in which they stream."""
 
@@ -85,12 +87,13 @@ def export_weights(folder: Path) -> Iterator[WeightWriter]:
 def export_folder(folder: Path) -> Iterator[Path]:
     """An empty folder that becomes ``folder`` when the block has ended; after an error, ``folder`` is what it was.
 
-    Raises CheckpointError when it cannot be written.
+    What a process that was killed here has left is removed first. Raises CheckpointError when it cannot be written.
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _tidy(folder)
+        temporary.mkdir()
         yield temporary
         files.sync_directory(temporary)
         _replace(temporary, folder)
@@ -100,11 +103,42 @@ def export_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _tidy(folder: Path) -> None:
+    """Remove what killed processes left beside ``folder``, which comes back where one had only just moved it away.
+
+    A process number may be this one's own: in a container it is the same every time.
+    """
+    left = re.compile(rf"\.{re.escape(folder.name)}\.(\d+)({re.escape(_OLD)})?")
+    for path in list(folder.parent.iterdir()):
+        match = left.fullmatch(path.name)
+        if match is None or (int(match[1]) != os.getpid() and _lives(int(match[1]))):
+            continue
+        if match[2] and not folder.exists():
+            path.rename(folder)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def _replace(temporary: Path, folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    old = temporary.with_name(temporary.name + _OLD)
     if folder.exists():
         folder.rename(old)
-    temporary.rename(folder)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
     files.sync_directory(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 

@@ -274,7 +274,9 @@ class CheckpointStore:
 
     def _translated(self, error: OSError, written: int) -> CheckpointError:
         if error.errno not in _FULL:
-            return CheckpointError(f"cannot save a checkpoint in {self.directory}: {error}")
+            return CheckpointError(
+                f"cannot save a checkpoint in {self.directory}: {error}", hint="put that right, or set output.dir"
+            )
         existing = next(path for path in (self.directory, *self.directory.absolute().parents) if path.exists())
         available = shutil.disk_usage(existing).free
         needed = max(written + 1, *(_size(path) for path in self._complete()[-1:]), 0)
@@ -302,7 +304,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_bytes())
         claimed = manifest.pop("digest")
         actual = digest(manifest)
-    except (OSError, ValueError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise _damaged(path, "cannot be read") from error
     if claimed != actual:
         raise _damaged(path, "was altered")

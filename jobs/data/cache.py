@@ -32,11 +32,15 @@ def prune(cache: Path, *, largest_bytes: int = LARGEST_BYTES, now: float | None 
     removed, kept = [], []
     for folder in [path for path in cache.iterdir() if path.is_dir()]:
         half_written = re.fullmatch(rf"\.{_KEY.pattern}\..+", folder.name) is not None
-        if half_written and folder.stat().st_mtime < before:
+        try:
+            last_used, size = folder.stat().st_mtime, sum(f.stat().st_size for f in folder.iterdir())
+        except FileNotFoundError:
+            continue  # another process prunes the same cache
+        if half_written and last_used < before:
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(folder.name)
         elif _KEY.fullmatch(folder.name):
-            kept.append((folder.stat().st_mtime, folder, sum(f.stat().st_size for f in folder.iterdir())))
+            kept.append((last_used, folder, size))
     total = sum(size for _, _, size in kept)
     for last_used, folder, size in sorted(kept):
         if total <= largest_bytes or last_used >= before:

@@ -39,9 +39,11 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Row]]:
     """Yield ``(line, row)``, lines from 1 (for parquet, the row's number).
 
     A line that is no JSON object comes as Refused. Raises DataError when the file as a whole cannot be read: missing, a
-    folder, neither JSON nor parquet, another encoding than UTF-8, damaged.
+    folder, a pipe, neither JSON nor parquet, another encoding than UTF-8, damaged.
     """
     path = Path(path)
+    if path.is_fifo() or path.is_char_device() or path.is_socket():
+        raise DataError(f"{path}: is no file on a disk, and can be read only once", hint="write it to a file first")
     try:
         with path.open("rb") as file:
             yield from _rows(file, path)

@@ -46,6 +46,8 @@ class Input:
         if self.path is None:
             return str(self.hub._fingerprint)
         try:
+            if not self.path.is_file():
+                return ""
             with self.path.open("rb") as file:
                 return _sha256(file)
         except OSError:

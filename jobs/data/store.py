@@ -217,7 +217,7 @@ def stored(cache: Path | None, key: str, fill: Fill) -> tuple[ArrowStore, dict[s
                 _place(temporary, folder)
             prune(cache)
         used(folder)
-        return ArrowStore(folder), json.loads((folder / _REPORT).read_text(encoding="utf-8"))
+        return ArrowStore(folder), _report(folder)
     except OSError as error:
         raise DataError(
             f"cannot keep tokenized rows in {cache or tempfile.gettempdir()}: {error}", hint="set data.cache"
@@ -230,8 +230,19 @@ def _write(folder: Path, fill: Fill) -> tuple[ArrowStore, dict[str, Any]]:
             report = fill(Writer(file))
         raw.flush()
         os.fsync(raw.fileno())
-    (folder / _REPORT).write_text(json.dumps(report), encoding="utf-8")
+    with (folder / _REPORT).open("w", encoding="utf-8") as file:
+        json.dump(report, file)
+        file.flush()
+        os.fsync(file.fileno())
     return ArrowStore(folder), report
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads((folder / _REPORT).read_bytes())
+    except ValueError as error:
+        raise DataError(f"{folder}: damaged report of tokenized rows: {error}", hint="delete this folder") from error
+    return values
 
 
 @contextmanager

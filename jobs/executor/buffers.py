@@ -29,6 +29,12 @@ class Before(NamedTuple):
     def has_changed(self) -> bool:
         return self.held[self.name] is not self.buffer or self.buffer._version != self.version
 
+    def put_back(self) -> None:
+        """Let the buffer be what it was before the run."""
+        assert self.value is not None
+        self.buffer.copy_(self.value)
+        self.held[self.name] = self.buffer
+
 
 class Buffers:
     """The buffers of one module and of those inside it.

@@ -283,9 +283,14 @@ class Engine:
         assert self.optimizer is not None, "a step is only taken with an optimizer"
         return self.optimizer.clip(scale**2 * squares)
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward has begun since the last step."""
+        return self._steps.has_gradients
+
     def drop_gradients(self) -> None:
         """Forget the gradients of a step that was not taken."""
-        if self._steps.has_gradients:
+        if self.has_gradients:
             self.abandon()
 
     def start_updates(self, update: PendingUpdate) -> None:
@@ -342,6 +347,13 @@ class Engine:
         """Give up the step that is under way; weights stay as they were before it."""
         self._fresh = False
         self._steps.abandon()
+
+    def put_buffers_back(self) -> None:
+        """Let buffers that forwards of the step under way have changed be what they were before it."""
+        changed = self._transfers.in_flight.buffers
+        for key in sorted(changed, key=lambda key: key[1], reverse=True):  # the first micro-batch has the last word
+            for known in changed[key]:
+                known.put_back()
 
     def release(self) -> None:
         """Give the device's memory back until `take`; everything that training needs is on the host by then."""

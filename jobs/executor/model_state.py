@@ -6,8 +6,7 @@ on these two methods works: ``save_pretrained``, the checkpoints of trainers, ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,22 +14,15 @@ import torch
 from torch import nn
 
 from ..errors import ProgramError
+from .at_rest import Keeper
 from .stores import HostUnit
 
 
 class ModelState:
     """Hooks on the modules of the units, until `remove`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        units: Sequence[HostUnit],
-        device: torch.device,
-        flush: Callable[[], None],
-        change: Callable[[], None],
-    ) -> None:
-        """``flush`` waits until no update of the weights is under way; ``change`` comes before others write them."""
-        self._units, self._device, self._flush, self._change = units, device, flush, change
+    def __init__(self, model: nn.Module, units: Sequence[HostUnit], keeper: Keeper) -> None:
+        self._device, self._flush, self._change = keeper.device, keeper.flush, keeper.change
         self._masters: dict[str, torch.Tensor] = {}
         self._handles: list[Any] = []
         for path, unit in {unit.path: unit for unit in reversed(units)}.items():
@@ -41,18 +33,6 @@ class ModelState:
                 module.register_load_state_dict_pre_hook(partial(self._open, unit)),
                 module.register_load_state_dict_post_hook(partial(self._take, unit)),
             ]
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """While entered, all parameters are what they are on the host."""
-        self._flush()
-        try:
-            for unit in self._units:
-                unit.bind(unit.weights.streamed)
-            yield
-        finally:
-            for unit in self._units:
-                unit.unbind(self._device)
 
     def remove(self) -> None:
         """Let torch see the parameters as they are."""
@@ -82,3 +62,4 @@ class ModelState:
         if master is not None:
             unit.weights.load_master(master)
             unit.unbind(self._device)
+            unit.note_versions()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -69,16 +69,8 @@ def is_streamed(model: nn.Module) -> bool:
     return "__deepcopy__" in vars(model)
 
 
-def patch_methods(
-    model: nn.Module,
-    patches: Patches,
-    zero_grad: Callable[..., None],
-    shown: Callable[[], AbstractContextManager[None]],
-) -> None:
-    """Methods of a model that mean something else while it is streamed, or nothing.
-
-    While ``shown`` is entered the parameters are there.
-    """
+def patch_methods(model: nn.Module, patches: Patches, zero_grad: Callable[..., None]) -> None:
+    """Methods of a model that mean something else while it is streamed, or nothing."""
     inner = inner_model(model)
     for module in {id(module): module for module in (model, *inner.modules())}.values():
         if getattr(module, "gradient_checkpointing", False):
@@ -86,7 +78,7 @@ def patch_methods(
         patches.set(module, "_apply", _same_or_refused(module))
         for name in ("__deepcopy__", "__reduce_ex__"):
             patches.refuse(module, name, "copy or pickle it before stream(), or use save_pretrained()", "copied")
-    patches.set(inner, "num_parameters", _counted(inner, shown))
+    patches.set(inner, "num_parameters", _counted(inner))
     patches.set(inner, "gradient_checkpointing_enable", _checkpointing_is_the_policy)
     for each in dict.fromkeys((model, inner)):
         patches.set(each, "zero_grad", zero_grad)
@@ -99,7 +91,9 @@ def _same_or_refused(module: nn.Module) -> Callable[..., nn.Module]:
     """``to()`` and its kin: nothing where they would change nothing, refused where they would."""
 
     def apply(change: Callable[[Any], Any], *args: Any, **kwargs: Any) -> nn.Module:
-        if all(change(tensor) is tensor for tensor in (*module.parameters(), *module.buffers())):
+        with torch._C.DisableTorchFunctionSubclass():  # of parameters at rest no value is needed
+            same = all(change(tensor) is tensor for tensor in (*module.parameters(), *module.buffers()))
+        if same:
             return module
         raise ProgramError(
             "a streamed model stays in its dtype and where it is: to(), half(), cuda(), to_empty() would break it",
@@ -109,14 +103,12 @@ def _same_or_refused(module: nn.Module) -> Callable[..., nn.Module]:
     return apply
 
 
-def _counted(model: PreTrainedModel, shown: Callable[[], AbstractContextManager[None]]) -> Callable[..., int]:
-    """``num_parameters`` of a model whose parameters are nowhere: trainers ask in every step, so it is counted now."""
-    both = (False, True)
-    with shown():
-        counts = {asked: int(model.num_parameters(*asked)) for asked in itertools.product(both, both)}
+def _counted(model: PreTrainedModel) -> Callable[..., int]:
+    """``num_parameters``, counted once: trainers ask in every step."""
+    count = functools.cache(model.num_parameters)
 
     def num_parameters(only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        return counts[only_trainable, exclude_embeddings]
+        return int(count(only_trainable, exclude_embeddings))
 
     return num_parameters
 

@@ -27,6 +27,7 @@ from ..replay import Autocast, Call, outside_inference_mode
 from ..structure import LOOSE
 from .engine import Engine
 from .functions import Arranged, StreamedLoss, StreamedUnit
+from .makeup import Makeup
 from .patches import Patches
 
 
@@ -43,7 +44,7 @@ class StandIns:
         self._depth = 0  # inside a unit: its own code runs
         self._training = self._in_chunks = self._entered = self._aside = False
         self._model_forward = model.forward
-        self._learning = _learning(model)
+        self._makeup = Makeup(model)
         self._logits = Logits(model, self._run_head, engine.facts.vocabulary)
         units: dict[str, list[int]] = defaultdict(list)
         for index, unit in enumerate(engine.units):
@@ -71,7 +72,7 @@ class StandIns:
 
     def _unit_forward(self, indices: list[int], places: Places, run: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if self._depth:
+            if self._depth or not self._entered:  # somebody calls a part of the model alone: its parameters are at rest
                 return run(*args, **kwargs)
             if self._in_chunks and indices[-1] == self.engine.head:
                 return self._no_logits(*args)
@@ -197,12 +198,13 @@ class StandIns:
     def _entry(self, args: Any, kwargs: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """A forward of the model from outside: gives its arguments, on the device."""
         self._training = torch.is_grad_enabled()
+        self._makeup.check()
         with outside_inference_mode():
             args = tuple(self._bring(value) for value in args)
             kwargs = {name: self._bring(value) for name, value in kwargs.items()}
         if self._training:
             kwargs["use_cache"] = False
-            self._check_learning()
+            self._makeup.check_learning()
         self._entered = True
         self.engine.enter_model()
         try:
@@ -210,15 +212,6 @@ class StandIns:
                 yield args, kwargs
         finally:
             self._entered = False
-
-    def _check_learning(self) -> None:
-        now = _learning(self.model)
-        if now != self._learning:
-            raise ProgramError(
-                f"since stream(), {len(now - self._learning)} parameters of the model were added or began to learn, "
-                f"and {len(self._learning - now)} were removed or frozen",
-                hint="freeze parameters and add adapters before stream()",
-            )
 
     @property
     def _device(self) -> torch.device:
@@ -339,10 +332,6 @@ def _refuse(path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return refused
-
-
-def _learning(model: nn.Module) -> frozenset[int]:
-    return frozenset(id(parameter) for parameter in model.parameters() if parameter.requires_grad)
 
 
 @dataclass(frozen=True)

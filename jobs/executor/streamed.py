@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from ..policy import Policy
 from ..structure import LOOSE, own_parameters, path_of
 from ..timeline import Timeline
 from . import failures
+from .at_rest import Keeper, check_parameters, lay_to_rest, let_go
 from .buffers import Buffers
 from .devices import Device, Emulated, Event, open_device
 from .engine import Engine
@@ -31,6 +33,8 @@ from .stores import HostUnit, Optimizer, UnitOptimizer
 from .stores.nvme import NvmeFile
 from .trainers import TrainerOptimizer
 from .transfers import PendingUpdate
+
+log = logging.getLogger(__name__)
 
 MAX_SKIPPED_STEPS = 3
 """So many non-finite gradients in a row end the run."""
@@ -68,9 +72,12 @@ def stream(
     The model may be one of ``transformers`` or of ``peft``. Parameters that are frozen now are streamed, and do not
     learn. Weights stream in the model's dtype (float32 or bfloat16). ``nvme_directory`` is where everything with a home
     on NVMe goes (the system's temporary directory by default). Raises ProgramError if the policy was made for another
-    model or batch, HardwareError if it wants GPUDirect Storage where there is none, ModelError for what is no model of
-    ``transformers``, OutOfMemory if the device has no room for the weight slots, or the host for the weights: the model
-    is then as it was.
+    model or batch or a parameter has a hook on its gradient, HardwareError if it wants GPUDirect Storage where there is
+    none, ModelError for what is no model of ``transformers``, OutOfMemory if the device has no room for the weight
+    slots, or the host for the weights: the model is then as it was.
+
+    Between their uses parameters have no memory; they are read and written all the same, under ``torch.no_grad()``, as
+    those of a plain model (`at_rest`).
 
     ``compile`` compiles the layers (True: by torch's default backend; or a backend's name), ``liger`` gives them
     Liger's fused kernels; both change results by rounding, and `kernels` says what they cost and when they are refused.
@@ -81,6 +88,7 @@ def stream(
     inner = inner_model(model)
     if is_streamed(inner):
         raise ProgramError("the model is streamed already", hint="close() that streaming first")
+    check_parameters(inner)
     facts = facts or model_facts(
         inner,
         micro_batch=policy.micro_batch,
@@ -88,6 +96,7 @@ def stream(
         dtype="float32" if next(model.parameters()).dtype == torch.float32 else "bfloat16",
     )
     policy.check(facts)
+    _say_what_is_converted(inner, facts)
     opened = open_device(device)
     patches = Patches()
     if liger:
@@ -107,6 +116,15 @@ def stream(
         _give_back(units, opened, states, patches)
         raise failures.in_compute(error) from error.__cause__
     return Streamed(model, engine, opened, optimizer, states, patches)
+
+
+def _say_what_is_converted(model: PreTrainedModel, facts: ModelFacts) -> None:
+    others = [name for name, p in model.named_parameters() if p.dtype != getattr(torch, facts.dtype)]
+    if others:
+        log.warning(
+            "%d parameters (%s, ...) stream and compute in %s like the rest, which is not their dtype",
+            *(len(others), others[0], facts.dtype),
+        )
 
 
 def _give_back(units: list[HostUnit], device: Device, states: NvmeFile | None, patches: Patches) -> None:
@@ -173,8 +191,10 @@ class Streamed:
         self._patches, inner = patches or Patches(), inner_model(model)
         self._prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is inner)
         self._standins = StandIns(inner, engine, self._patches)
-        self._state = ModelState(inner, engine.units, device.torch_device, engine.flush, engine.weights_change)
-        patch_methods(model, self._patches, self.zero_grad, self._state.shown)
+        keeper = Keeper(device.torch_device, engine.flush, engine.weights_change, self._has_hidden_gradients)
+        lay_to_rest(engine.units, keeper)
+        self._state = ModelState(inner, engine.units, keeper)
+        patch_methods(model, self._patches, self.zero_grad)
 
     @property
     def _engine(self) -> Engine:
@@ -238,6 +258,9 @@ class Streamed:
         self._engine.drop_gradients()
         if self._trainer is not None:
             self._trainer.hide_norm()
+
+    def _has_hidden_gradients(self) -> bool:
+        return self._trainer is None and self._open is not None and self._open.has_gradients
 
     def trainer_optimizer(self) -> TrainerOptimizer:
         """This model's optimizer, for trainers that drive the model: theirs decide when to step and to clip.
@@ -314,23 +337,28 @@ class Streamed:
         }
 
     def rest(self) -> dict[str, torch.Tensor]:
-        """What no unit holds, by full name: persistent buffers, and parameters that no text reaches."""
-        inner = self._standins.model
-        buffers = {
-            f"{path}.{name}" if path else name: buffer.detach()
-            for path, module in inner.named_modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None and name not in module._non_persistent_buffers_set
-        }
+        """What no unit holds, by full name: copies of persistent buffers, as forwards have left them, and parameters
+        that no text reaches."""
+        buffers = {name: buffer.clone() for name, buffer in self._buffers().items()}
         return buffers | {name: parameter.detach() for name, parameter in self._standins.idle.items()}
 
     def load_rest(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Take up what `rest` gave."""
-        for name, tensor in self.rest().items():
+        idle = {name: parameter.detach() for name, parameter in self._standins.idle.items()}
+        for name, tensor in {**self._buffers(), **idle}.items():
             tensor.copy_(saved[name])
 
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return {
+            f"{path}.{name}" if path else name: buffer.detach()
+            for path, module in self._standins.model.named_modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        }
+
     def abandon(self) -> None:
-        """Give up a step that is under way: weights stay as they were after the last `step`."""
+        """Give up a step that is under way: weights and buffers are as they were after the last `step`."""
+        self._engine.put_buffers_back()
         self._engine.abandon()
 
     def release_device(self) -> None:
@@ -400,6 +428,7 @@ class Streamed:
         finally:
             self._patches.undo()
             self._state.remove()
+            let_go(engine.units)
             for unit in engine.units:
                 unit.bind(unit.weights.streamed)
             engine.close()

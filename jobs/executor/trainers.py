@@ -2,8 +2,8 @@
 
 A streamed model's gradients and optimizer states are the engine's, and its parameters have no memory between their
 uses. Trainers still clip: they scale the ``.grad`` of all parameters by a factor of the norm over them. So one
-parameter gets a gradient of one element, whose size is the true global norm; what it has become by ``step()`` says what
-the trainer has decided, whatever its rule.
+parameter gets a gradient of two elements, whose norm is the true global one; what they have become by ``step()`` says
+what the trainer has decided.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from .stores import HostUnit, Optimizer
 if TYPE_CHECKING:
     from .streamed import Streamed
 
+_SHARES = (0.6, 0.8)
+"""Of the norm, for the two elements of the gradient that is shown: together they have that norm."""
 _OPTIONS = ("lr", "betas", "eps", "weight_decay")
 
 
@@ -38,6 +40,7 @@ class TrainerOptimizer(torch.optim.Optimizer):
         if not learning:
             raise ProgramError("every parameter of the model is frozen", hint="let some learn before stream()")
         self._stand_in = learning[-1]  # not the first, whose dtype is taken for the model's
+        self._dtype = self._stand_in.dtype
         self._norm: float | None = None
         self._ready = False
         options = {name: self._settings[name] for name in _OPTIONS}
@@ -76,19 +79,37 @@ class TrainerOptimizer(torch.optim.Optimizer):
     def _show_norm(self) -> None:
         """All gradients are there: let the trainer see their norm."""
         self._norm = math.sqrt(self._engine.gradient_squares())
-        size = torch.tensor([self._norm], dtype=torch.float32, device=self._stand_in.device)
-        self._stand_in.data, self._stand_in.grad = size, size.clone()
+        self._show(torch.tensor([share * self._norm for share in _SHARES], dtype=torch.float32))
 
     def _trainers_scale(self) -> float:
         if self._norm is None or self._stand_in.grad is None or not 0 < self._norm < math.inf:
             return 1.0
-        return float(self._stand_in.grad.item()) / float(self._stand_in.item())
+        scales = [
+            left / (share * self._norm) for left, share in zip(self._stand_in.grad.tolist(), _SHARES, strict=True)
+        ]
+        if math.isfinite(sum(scales)) and not math.isclose(*scales, rel_tol=1e-3):
+            raise ProgramError(
+                "the trainer clips gradients one by one, which a streamed model does not show it",
+                hint="clip by the global norm (max_grad_norm), or not at all",
+            )
+        return scales[0]
 
     def hide_norm(self) -> None:
         """There are no gradients any more."""
         if self._norm is not None:
-            self._norm, self._stand_in.grad = None, None
-            self._stand_in.data = self._stand_in.data.new_empty(0)
+            self._norm = None
+            self._show(None)
+
+    def _show(self, gradient: torch.Tensor | None) -> None:
+        """Let the stand-in have this gradient; its memory, which nobody looks at, must be as large."""
+        stand_in = self._stand_in
+        with torch._C.DisableTorchFunctionSubclass():
+            stand_in.grad = None
+            if gradient is None:
+                stand_in.data = torch.empty(0, dtype=self._dtype, device=stand_in.device)
+            else:
+                stand_in.data = torch.empty_like(gradient, device=stand_in.device)
+                stand_in.grad = gradient.to(stand_in.device)
 
     # ---- options and state
 

@@ -74,12 +74,16 @@ class DeviceWeights:
 
     @contextmanager
     def bound(self, op: Op) -> Iterator[torch.Tensor]:
-        """Bind the unit's parameters to the memory its weights were loaded into, and give that."""
+        """Bind the unit's parameters to the memory its weights were loaded into, and give that.
+
+        Raises ProgramError at the end where somebody has written into a parameter.
+        """
         unit = self._units[op.unit]
         flat = self._loaded(op)
         unit.bind(flat)
         try:
             yield flat
+            unit.check_unwritten()
         finally:
             unit.unbind(self._device.torch_device)
 

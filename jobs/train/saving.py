@@ -29,6 +29,7 @@ REST = "(rest)"
 """Name of the unit of a checkpoint that holds what no unit of the model does: buffers, and parts that no text uses."""
 
 Units = Sequence[tuple[str, UnitOptimizer, Event]]
+Weights = Mapping[str, torch.Tensor]
 
 
 class Saver:
@@ -46,10 +47,10 @@ class Saver:
         """Begin to save the state after this step. Raises what went wrong with the save before."""
         self.wait()
         started = time.perf_counter()
-        units = self._streamed.unit_weights()
+        units, rest = self._streamed.unit_weights(), self._streamed.rest()
         self._gate.hold((name for name, _, _ in units), self._streamed.steps)
         self._thread = threading.Thread(
-            target=self._write, args=(step, units, trainer, score), name="lazytrain-save", daemon=True
+            target=self._write, args=(step, units, rest, trainer, score), name="lazytrain-save", daemon=True
         )
         self._thread.start()
         self._waited_s += time.perf_counter() - started
@@ -82,20 +83,19 @@ class Saver:
         """Seconds for which training has waited for saves: for one to end, and of updates for their units."""
         return self._waited_s + self._gate.waited_s
 
-    def _write(self, step: int, units: Units, trainer: Mapping[str, Any], score: float | None) -> None:
+    def _write(self, step: int, units: Units, rest: Weights, trainer: Mapping[str, Any], score: float | None) -> None:
         try:
-            self._store.save(step, self._states(units), trainer, score=score)
+            self._store.save(step, self._states(units, rest), trainer, score=score)
         except BaseException as error:  # raised again in the thread that trains
             self._error = error
         finally:
             self._gate.release_all()
 
-    def _states(self, units: Units) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
+    def _states(self, units: Units, rest: Weights) -> Iterator[tuple[str, Weights]]:
         for name, weights, updated in units:
             updated.wait()
             yield name, weights.state()
             self._gate.release(name)  # its file is written
-        rest = self._streamed.rest()
         if rest:
             yield REST, rest
 

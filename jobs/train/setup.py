@@ -22,7 +22,7 @@ from ..model_facts import ModelFacts
 from ..objectives import Objective, objective_of
 from ..optim import HybridAdamW
 from ..policy import Home, Policy
-from ..run_directory import RunDirectory
+from ..run_directory import RunDirectory, write_atomically
 from ..spec import JobSpec
 from .frozen_weights import frozen_weights, keep_frozen, take_frozen
 from .position import Position, RowOrder
@@ -117,7 +117,7 @@ def set_up(spec: JobSpec, policy: Policy | None, directory: RunDirectory, on_poi
     setup.notes = _changes(setup)
     for note in setup.notes:
         log.warning(note)
-    policy.save(directory.policy)
+    write_atomically(directory.policy, policy.to_json())
     return setup
 
 

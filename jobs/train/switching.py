@@ -7,7 +7,7 @@ import logging
 from ..errors import LazytrainError
 from ..executor import Streamed
 from ..policy import Policy
-from ..run_directory import RunDirectory
+from ..run_directory import RunDirectory, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,6 @@ def switch_if_told(streamed: Streamed, directory: RunDirectory) -> Policy | None
         return None
     finally:
         path.unlink()
-    policy.save(directory.policy)
+    write_atomically(directory.policy, policy.to_json())
     log.info("goes on with another policy: %s", policy.count_homes())
     return policy

@@ -1,7 +1,7 @@
 """Whether and how a job can run on the nodes that there are. Planning itself happens in another process."""
 
 from .planner import PlannerProcess
-from .values import STAGE, Admission, AdmissionOrder, Answer, Beside, Found, Planner, Question, Way
+from .values import STAGE, Admission, AdmissionOrder, Answer, Beside, Found, Planner, Question, Way, ends_soon
 
 __all__ = [
     "STAGE",
@@ -14,4 +14,5 @@ __all__ = [
     "PlannerProcess",
     "Question",
     "Way",
+    "ends_soon",
 ]

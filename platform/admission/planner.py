@@ -32,9 +32,10 @@ class PlannerProcess:
     Orders of higher priority go first, and then older ones.
     """
 
-    def __init__(self, log_file: Path, module: str = _MODULE) -> None:
+    def __init__(self, log_file: Path, module: str = _MODULE, *, niceness: int = 0) -> None:
+        """``niceness`` is how far the process stands back behind others, as ``nice -n`` has it."""
         self._log_file = log_file
-        self._module = module
+        self._command = [*(["nice", "-n", str(niceness)] if niceness else []), sys.executable, "-m", module]
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._waiting: dict[str, AdmissionOrder | Question] = {}
@@ -114,7 +115,7 @@ class PlannerProcess:
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with self._log_file.open("a") as log_file:
             process = subprocess.Popen(
-                [sys.executable, "-m", self._module],
+                self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log_file,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from ...jobs.errors import LazytrainError
 from ...jobs.frozen import Frozen
 
 STAGE = "plan"
 """Stage of a job under which the store keeps its `Admission`."""
+
+_WORTH_S: Final = 300.0
+"""A run that ends sooner is not planned again."""
 
 
 class Way(Frozen):
@@ -86,6 +89,11 @@ class Question:
     values: Mapping[str, Any]
     priority: int = 1 << 30
     """Before all jobs: somebody looks at a page and waits, or a job does for which there is a place."""
+
+
+def ends_soon(steps_left: float, step_s: float) -> bool:
+    """Whether a run is not worth another plan."""
+    return steps_left * step_s < _WORTH_S
 
 
 class Answer(Frozen):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ...jobs.policy import Policy
     from ...jobs.spec import JobSpec
     from ...jobs.train import Result
+    from .job import Job
+    from .replanning import Replanning
 
 EPILOG = "Example:  lazytrain train job.yaml --device emulated:RTX3090 --set train.max_steps=20"
 
@@ -43,27 +45,27 @@ def command(
         job = load_spec(spec, settings or ())
         given = Policy.load(policy) if policy is not None else None
         with output.progress() as bars, stop_on_signal() as request:
-            result, decided = _train(job, given, device, bars, request.requested)
-        output.result(result.model_dump(mode="json"), lambda console: _draw(console, result, decided))
+            result = _train(job, given, device, bars, request.requested)
+        output.result(result.model_dump(mode="json"), lambda console: _draw(console, result))
         if request.requested():
             raise typer.Exit(128 + request.number)
 
 
-def _train(
-    spec: JobSpec, given: Policy | None, device: str, bars: Bars, stop: Callable[[], bool]
-) -> tuple[Result, Policy]:
+def _train(spec: JobSpec, given: Policy | None, device: str, bars: Bars, stop: Callable[[], bool]) -> Result:
     from ...jobs.train import shown, train
     from ..planning import feasible_policy
     from .job import Job
 
     bars.stage("reading the data and measuring this machine")
-    job = Job.open(spec, device, Settings.read())
+    settings = Settings.read()
+    job = Job.open(spec, device, settings)
     decided = given or _earlier_policy(spec)
     if decided is None:
         bars.stage("planning")
         decided = feasible_policy(job.plan())
     bars.say(homes_line(decided))
     bars.stage("training")
+    replanning = None if given is not None else _replanning(job, settings, bars.say)
 
     def on_progress(record: Mapping[str, float]) -> None:
         bars.set_total(record["total_steps"])
@@ -71,8 +73,33 @@ def _train(
             bars.advance(record["step"], shown(record))
         if "exact_match" in record:
             bars.say(f"held-out exact match at step {record['step']:.0f}: {record['exact_match']:.1%}")
+        if replanning is not None:
+            replanning.hear(record)
 
-    return train(job.spec, policy=decided, device=job.device, stop=stop, progress=on_progress), decided
+    try:
+        return train(job.spec, policy=decided, device=job.device, stop=stop, progress=on_progress)
+    finally:
+        if replanning is not None:
+            replanning.close()
+
+
+def _replanning(job: Job, settings: Settings, say: Callable[[str], None]) -> Replanning:
+    """For a run whose policy was planned: the new one takes no more memory than it."""
+    from ...jobs.executor import Emulated
+    from ...jobs.run_directory import RunDirectory
+    from ..admission import PlannerProcess
+    from .replanning import Replanning
+
+    gpu_bytes = job.device.memory_bytes if isinstance(job.device, Emulated) else job.limits.gpu_memory
+    known = {
+        "spec": job.spec.model_dump(mode="json"),
+        "profile": job.profile.model_dump(mode="json"),
+        "gpu_bytes": gpu_bytes,
+    }
+    log_file = settings.log_dir / "train-planner.log"
+    return Replanning(
+        RunDirectory(Path(job.spec.output.dir)), known, lambda: PlannerProcess(log_file, niceness=10), say
+    )
 
 
 def _earlier_policy(spec: JobSpec) -> Policy | None:
@@ -84,7 +111,10 @@ def _earlier_policy(spec: JobSpec) -> Policy | None:
     return Policy.load(path) if resumes and path.exists() else None
 
 
-def _draw(console: Console, result: Result, policy: Policy) -> None:
+def _draw(console: Console, result: Result) -> None:
+    from ...jobs.policy import Policy
+
+    policy = Policy.load(Path(result.run_dir) / "policy.json")  # the last one, if there were several
     table = Table(title=f"{result.status} after {result.steps} steps", show_header=False)
     table.add_row("policy", homes_line(policy))
     if result.loss is not None:

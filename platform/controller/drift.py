@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from ...jobs.errors import LazytrainError
+from .. import admission
 from ..admission import Admission, Answer, Beside, Question, Way
 from ..artifacts import JobFiles
 from ..cluster.runs import Look
@@ -14,9 +15,6 @@ from .desk import Desk
 from .drifts import PREFIX
 
 log = logging.getLogger(__name__)
-
-_WORTH_S = 300.0
-"""A run that ends sooner is not planned again."""
 
 
 def adapt(desk: Desk, job: Job, claim: str, look: Look) -> None:
@@ -38,7 +36,7 @@ def adapt(desk: Desk, job: Job, claim: str, look: Look) -> None:
 
 def ends_soon(look: Look) -> bool:
     """Whether a run is not worth another plan."""
-    return (look.total_steps - look.step) * look.step_s < _WORTH_S
+    return admission.ends_soon(look.total_steps - look.step, look.step_s)
 
 
 def _traced_at(desk: Desk, job: Job) -> float | None:

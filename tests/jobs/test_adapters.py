@@ -120,6 +120,23 @@ def test_adapters_of_something_else_are_refused(job: Path, tmp_path: Path, wrong
         load_with_adapters(Model(path=str(folder), dtype="float32"))
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("adapter_model.safetensors", b"cut"),
+        ("adapter_config.json", b"{"),
+        ("adapter_config.json", b"[]"),
+        ("adapter_config.json", b'{"peft_type": "LORA", "r": []}'),
+    ],
+)
+def test_damaged_adapters_are_named(job: Path, tmp_path: Path, file: str, content: bytes) -> None:
+    base = AutoModelForCausalLM.from_pretrained(job.parent / "model")
+    peft.get_peft_model(base, peft.LoraConfig(r=3, target_modules=["o_proj"])).save_pretrained(tmp_path)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        load_with_adapters(Model(path=str(tmp_path), dtype="float32"))
+
+
 def save_adapters_anew(model, folder: Path) -> None:
     (folder / "adapter_model.safetensors").unlink()
     save_adapters(model, [values(model)], "elsewhere", folder)

@@ -100,13 +100,11 @@ def test_saved_bytes_are_those_of_a_real_run():
 
 
 def test_equal_questions_get_equal_digests_and_other_batches_others():
-    assert facts_of("llama").digest == facts_of("llama").digest
-    assert facts_of("llama").digest == model_facts(
-        build("llama"), micro_batch=ROWS, sequence_length=LENGTH, dtype="float32"
-    ).digest  # fmt: skip
-    assert facts_of("llama").digest != facts_of("llama", num_hidden_layers=4).digest
-    other = model_facts(LLAMA, micro_batch=ROWS + 1, sequence_length=LENGTH, dtype="float32")
-    assert facts_of("llama").digest != other.digest
+    digest = facts_of("llama").digest
+    assert digest == facts_of("llama").digest
+    assert digest == model_facts(build("llama"), micro_batch=ROWS, sequence_length=LENGTH, dtype="float32").digest
+    assert digest != facts_of("llama", num_hidden_layers=4).digest
+    assert digest != model_facts(LLAMA, micro_batch=ROWS + 1, sequence_length=LENGTH, dtype="float32").digest
 
 
 def test_a_large_model_needs_no_memory():
@@ -133,6 +131,28 @@ def test_a_large_model_needs_no_memory():
 def test_a_model_that_cannot_be_streamed_is_refused_with_the_reason(config, why):
     with pytest.raises(ModelError, match=why):
         model_facts(config, micro_batch=ROWS, sequence_length=LENGTH, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    "write", [lambda p: p.data.clamp_(max=1), lambda p: p.detach().mul_(0.5), lambda p: torch.neg(p[0], out=p.data[1])]
+)
+def test_a_forward_that_writes_into_its_weights_is_refused(write):
+    model = build("llama")
+
+    class Limited(torch.nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.norm, self.gain = norm, torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, states):
+            with torch.no_grad():
+                write(self.gain)
+            return self.norm(states) * self.gain[0]
+
+    layer = model.model.layers[1]
+    layer.input_layernorm = Limited(layer.input_layernorm)
+    with pytest.raises(ModelError, match=r"writes into the parameter model\.layers\.1\.input_layernorm\.gain"):
+        model_facts(model, micro_batch=ROWS, sequence_length=LENGTH, dtype="float32")
 
 
 def test_flops_of_experts_are_counted():

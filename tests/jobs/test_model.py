@@ -57,6 +57,14 @@ def test_every_form_gives_the_same_weights(tmp_path: Path, form: str, dtype: str
     assert loaded["lm_head.weight"].dtype == getattr(torch, dtype)
 
 
+def test_an_id_beyond_the_embedding_is_refused_also_where_ids_have_gaps(tmp_path: Path) -> None:
+    section = write(tmp_path)
+    core = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1, "far": 1000}, unk_token="<pad>"))
+    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="token 'far' has the id 1,000, the model's embedding only 1,000 rows"):
+        load_model(section)
+
+
 NAME = "model.layers.2.mlp.up_proj.weight"
 
 
@@ -79,6 +87,25 @@ def test_what_is_wrong_with_a_weight_is_named(tmp_path: Path, change: object, wh
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=why):
         load_model(section)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 0}, {"hidden_size": "wide"}, {"vocab_size": 0}, {"head_dim": 0}, {"layer_types": 3},
+        {"num_attention_heads": 0}, {"rope_parameters": "none"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_a_configuration_that_makes_no_model_is_refused_with_what_is_wrong(tmp_path: Path, changes: object) -> None:
+    section = write(tmp_path, layers=1)
+    config = json.loads((tmp_path / "config.json").read_text()) | changes  # type: ignore[operator]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError) as caught:
+        load_model(section)
+    assert str(tmp_path) in caught.value.message and caught.value.hint
+    with pytest.raises(ModelError):
+        facts_of(config)
 
 
 def test_a_damaged_file_and_a_pickle_that_runs_code_are_refused(tmp_path: Path) -> None:

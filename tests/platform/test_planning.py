@@ -57,6 +57,13 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, text: str) -> None:
         find_model(str(file))
 
 
+@pytest.mark.parametrize("config", [{**CONFIG, "num_hidden_layers": "three"}, [], None])
+def test_a_folder_whose_configuration_is_none_is_named(tmp_path: Path, config: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=f"no model configuration at {tmp_path}: .+"):
+        find_model(str(tmp_path))
+
+
 def test_a_job_with_adapters_is_planned_as_what_it_trains(tiny_job: Path) -> None:
     """Without weights; and what it needs is less than of all parameters, in each memory that training shares."""
     lora = load_spec(tiny_job, ("lora={rank: 2}", "model.dtype=float32"))

@@ -7,12 +7,14 @@ import logging
 import mmap
 import os
 import platform
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from ...mapped import mapped
 from .cores import numbers
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,11 @@ def page_aligned(
     """
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    memory = _mapped(-(-nbytes // PAGE) * PAGE)
+    memory = mapped(-(-nbytes // PAGE) * PAGE)
+    if (
+        sys.platform == "linux"
+    ):  # a page that a forked process shares may change places at the next write: not for a GPU
+        memory.madvise(mmap.MADV_DONTFORK)
     held = (ctypes.c_ubyte * nbytes).from_buffer(memory)  # the tensor's storage holds it
     tensor = torch.frombuffer(held, dtype=torch.uint8)
     if node is not None:
@@ -46,13 +52,6 @@ def page_aligned(
         finalizer = weakref.finalize(held, _free, memory, before_free, tensor.data_ptr())
         finalizer.atexit = False  # the process's end gives everything back
     return tensor
-
-
-def _mapped(nbytes: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(-1, nbytes)
-    except OSError as error:
-        raise MemoryError(f"tried to allocate {nbytes} bytes of host memory: {error.strerror}") from error
 
 
 def _free(memory: mmap.mmap, before_free: Callable[[int], None], address: int) -> None:

@@ -15,6 +15,9 @@ from ..devices import Device
 from .parked import MovableOptimizer, ParkedOptimizer
 from .scratch import ScratchFile
 
+NOTED_VERSION = "_noted_version"
+"""Attribute of a parameter: torch's version of it when nobody had written where its values are not."""
+
 
 class UnitOptimizer(Protocol):
     """Master weights and optimizer state of one unit (`jobs.optim` has the implementation)."""
@@ -168,6 +171,8 @@ class HostUnit:
         self.gradient: torch.Tensor | None = None
         self.buffers = Buffers(nn.Module())
         """Those of the unit's module, none until somebody sets them."""
+        self.at_rest: type[nn.Parameter] = nn.Parameter
+        """Class of the parameters while they have no memory."""
         self.weights: UnitOptimizer
         self.layout: Layout
         self.learning: Layout
@@ -235,13 +240,32 @@ class HostUnit:
     def bind(self, flat: torch.Tensor) -> None:
         """Make the module's parameters views into ``flat``, its weights on the device."""
         for segment in self.layout.segments:
-            view = flat[segment.offset : segment.offset + segment.numel].view(segment.shape)
-            self.parameters[segment.name].data = view
+            parameter = self.parameters[segment.name]
+            parameter.__class__ = nn.Parameter
+            parameter.data = flat[segment.offset : segment.offset + segment.numel].view(segment.shape)
 
     def unbind(self, device: torch.device) -> None:
-        """Give the module's parameters no memory, so that a use outside its turn fails at once."""
+        """Give the module's parameters no memory: whoever uses one outside its turn is answered by `at_rest`."""
         for parameter in self.parameters.values():
+            parameter.__class__ = nn.Parameter
             parameter.data = torch.empty(0, dtype=self.dtype, device=device)
+            parameter.__class__ = self.at_rest
+
+    def note_versions(self) -> None:
+        """From now on `check_unwritten` looks for writes into the parameters' memory."""
+        for parameter in self.parameters.values():  # a tied one is several units'
+            vars(parameter)[NOTED_VERSION] = parameter._version
+
+    def check_unwritten(self) -> None:
+        """Raise ProgramError where somebody wrote into memory that a parameter had for a while: it is lost."""
+        for name, parameter in self.parameters.items():
+            if parameter._version != getattr(parameter, NOTED_VERSION):
+                raise ProgramError(
+                    f"{name} of {self.name} was written in place while it lay where its values do not: inside a "
+                    "forward, or in what model.state_dict() gave before",
+                    hint="write into the parameter itself, outside a forward and under torch.no_grad(), or use "
+                    "model.load_state_dict(); these weights must be loaded again",
+                )
 
     def receive(self, gradients: Mapping[str, torch.Tensor | None], into: torch.Tensor, device: Device) -> None:
         """Copy gradients, by parameter name, to their places in a flat host tensor; None is zero, padding too."""

@@ -276,6 +276,15 @@ def test_without_a_manifest_it_is_incomplete(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("step-*"))) == 1
 
 
+@pytest.mark.parametrize("content", ["", "[]", "null", '"text"', "3", '{"digest": []}', "\x00"])
+def test_what_is_no_manifest_is_named(tmp_path: Path, content: str) -> None:
+    store = CheckpointStore(tmp_path)
+    path = store.save(1, units(1), {}) / "manifest.json"
+    path.write_text(content)
+    with pytest.raises(CheckpointError, match=re.escape(str(path))):
+        store.latest()
+
+
 def test_manifest_cannot_point_outside_its_directory(tmp_path: Path) -> None:
     from lazytrain.jobs.frozen import digest
 

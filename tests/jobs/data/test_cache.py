@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from lazytrain.jobs.data.cache import SAFE_S, prune
 from lazytrain.jobs.data.store import Writer, stored
+from lazytrain.jobs.errors import DataError
 
 NOW = 10**9
 
@@ -42,3 +47,27 @@ def test_a_folder_that_is_used_again_is_recent(tmp_path: Path) -> None:
     store, _ = stored(tmp_path, key, fill)
     assert (tmp_path / key).stat().st_mtime > NOW + 10**6
     assert store.tokens(0).tolist() == [1, 2]
+
+
+def test_a_cache_that_another_process_prunes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes a folder between our look at the cache and our look into the folder."""
+    for name in ("a" * 16, "b" * 16):
+        entry(tmp_path, name, age_s=2 * SAFE_S, size=100)
+    look = Path.iterdir
+
+    def gone(folder: Path) -> Iterator[Path]:
+        if folder.name == "a" * 16:
+            shutil.rmtree(folder)
+        return look(folder)
+
+    monkeypatch.setattr(Path, "iterdir", gone)
+    assert prune(tmp_path, largest_bytes=0, now=NOW) == ["b" * 16]
+
+
+def test_a_report_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    key = "0123456789abcdef"
+    stored(tmp_path, key, lambda writer: writer.write([[1, 2]], [[(1, 2)]], [("p", "a")], 0) or {"rows": 1})
+    (tmp_path / key / "report.json").write_bytes(b'{"ro')
+    with pytest.raises(DataError, match=f"{key}: damaged report") as caught:
+        stored(tmp_path, key, lambda writer: {})
+    assert caught.value.hint == "delete this folder"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from lazytrain.jobs.data.canonical import Refused
 from lazytrain.jobs.data.read import read_rows
+from lazytrain.jobs.data.sources import Input
 from lazytrain.jobs.errors import DataError
 
 ROWS = [{"question": f"{i}?", "answer": "ü\u2028\u0085\u2029" * i} for i in range(1, 4)]
@@ -114,3 +116,11 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         rows_of(tmp_path / "none")
     with pytest.raises(DataError, match="is a folder"):
         rows_of(tmp_path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    """It can be read only once, and its rows are read after its digest was taken."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="no file on a disk"):
+        rows_of(tmp_path / "pipe")
+    assert Input("pipe", "auto", tmp_path / "pipe").digest() == ""

@@ -145,6 +145,20 @@ def test_the_trainers_norm_and_ours_are_both_kept(make_model, facts_of, make_bat
         assert all(torch.allclose(other[name], tensor, atol=1e-6) for name, tensor in weights[0].items())
 
 
+def test_clipping_one_by_one_is_refused(make_model, facts_of, make_batch):
+    with streaming(make_model("qwen3", dropout=False), facts_of("qwen3")) as streamed:
+        optimizer = streamed.trainer_optimizer()
+        streamed.model(**make_batch()).loss.backward()
+        torch.nn.utils.clip_grad_value_(streamed.model.parameters(), 1e-3)
+        with pytest.raises(ProgramError, match="one by one"):
+            optimizer.step()
+        optimizer.zero_grad()
+        streamed.model(**make_batch()).loss.backward()
+        assert [p.grad is not None for p in streamed.model.parameters()].count(True) == 1
+        optimizer.step()
+        assert streamed.steps == 1 and streamed.model.lm_head.weight.dtype == torch.float32
+
+
 def test_the_state_is_small_before_the_first_step_and_stays_on_the_host(make_model, facts_of, make_batch, tmp_path):
     with streaming(make_model("qwen3"), facts_of("qwen3")) as streamed:
         optimizer = streamed.trainer_optimizer()

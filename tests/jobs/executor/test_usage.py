@@ -98,6 +98,24 @@ def test_buffers_that_forwards_change_are_changed_once_and_found_as_they_were(ma
         assert model.model.layers[0].count == 4
 
 
+def test_a_step_that_is_given_up_leaves_no_trace_in_buffers(make_model, make_batch):
+    model = make_model("qwen2")
+    for i, layer in enumerate(model.model.layers):
+        model.model.layers[i] = Remembering(layer)
+    with open_stream(model, accumulation=3) as streamed:
+        for seed in range(3):
+            streamed.model(**make_batch(seed)).loss.backward()
+        streamed.step()
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        assert before["model.layers.0.count"] == 3
+        for seed in range(2):
+            streamed.model(**make_batch(seed)).loss.backward()
+        assert not torch.equal(model.model.layers[0].mean, before["model.layers.0.mean"])
+        streamed.abandon()
+        for name, buffer in model.named_buffers():
+            assert torch.equal(buffer, before[name]), name
+
+
 def test_a_buffer_that_is_changed_later_than_in_the_first_run_is_kept_from_then_on(make_model, make_batch):
     class Late(Remembering):
         def forward(self, states, **kwargs):
@@ -312,6 +330,24 @@ def test_changes_of_dtype_and_device_are_refused_before_they_change_anything(cha
         assert_close(streamed.gradients(), plain_gradients(plain, make_batch()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_model_of_another_dtype_is_refused_and_left_as_it_is(dtype, make_model, facts_of):
+    model = make_model("qwen2")
+    model.model.norm.to(dtype)
+    with pytest.raises(ProgramError, match=rf"^model\.norm\.weight is {dtype}: weights stream in float32 or bfloat16"):
+        open_stream(model, facts=facts_of("qwen2"))
+    assert model.model.norm.weight.shape == (32,)
+
+
+def test_it_is_said_which_weights_are_converted(make_model, facts_of, make_batch, caplog):
+    model = make_model("qwen2")
+    model.model.norm.to(torch.bfloat16)
+    with open_stream(model, facts=facts_of("qwen2")) as streamed:
+        assert "1 parameters (model.norm.weight, ...) stream and compute in float32" in caplog.text
+        streamed.model(**make_batch()).loss.backward()
+        assert streamed.step().step == 1
+
+
 @pytest.mark.parametrize(
     "take",
     [copy.deepcopy, pickle.dumps, lambda model: torch.save(model, io.BytesIO()), lambda m: copy.deepcopy(m.model)],
@@ -351,7 +387,7 @@ def test_parameters_are_counted_as_they_are(make_model, facts_of):
     counts = [model.num_parameters(), model.num_parameters(only_trainable=True, exclude_embeddings=True)]
     with open_stream(model, facts=facts_of("qwen3")):
         assert [model.num_parameters(), model.num_parameters(only_trainable=True, exclude_embeddings=True)] == counts
-        assert sum(p.numel() for p in model.parameters()) == 0
+        assert sum(p.numel() for p in model.parameters()) == counts[0]
 
 
 # ---- the end

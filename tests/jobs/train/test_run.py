@@ -171,7 +171,7 @@ def test_weights_that_do_not_fit_the_configuration_are_named(job, problem):
 
 def test_a_tokenizer_larger_than_the_embedding_is_refused(job, rewrite_model):
     rewrite_model(job.parent / "model", vocabulary=17)
-    with pytest.raises(ModelError, match="19 tokens"):
+    with pytest.raises(ModelError, match="has the id 18, the model's embedding only 17 rows"):
         train(load_spec(job), device="cpu")
 
 

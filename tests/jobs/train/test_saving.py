@@ -58,6 +58,32 @@ def test_a_slow_disk_saves_the_state_of_its_step_while_the_next_one_runs(
         assert all(torch.equal(tensor, saved[name]) for name, tensor in plain.items())
 
 
+def test_buffers_are_saved_as_they_were_after_the_step(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One counts the forwards; the disk stands still until the next step has run its own."""
+    from lazytrain.jobs.train import setup
+
+    load, seen, next_step = setup.load_model, [], threading.Event()
+
+    def counting(section):
+        model, tokenizer = load(section)
+        model.model.norm.register_buffer("forwards", torch.zeros(()))
+        model.model.norm.register_forward_pre_hook(lambda module, inputs: module.forwards.add_(module.training))
+        return model, tokenizer
+
+    def on_point(name: str) -> None:
+        seen.append(name)
+        if name == "start":
+            assert next_step.wait(60)
+        if name == "step" and seen.count("step") == 3:
+            next_step.set()
+
+    monkeypatch.setattr(setup, "load_model", counting)
+    changes = [*WITHOUT_EVALUATION, "train.max_steps=3", "output.save_every=2"]
+    train(load_spec(job, changes), device="cpu", on_point=on_point)
+    for step in (2, 3):
+        assert states(job.parent / "run", step)["(rest)/model.norm.forwards"] == step
+
+
 def test_a_save_makes_no_copy_of_the_weights(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor that is written is the memory that training uses, but for each unit's few numbers of format."""
     from lazytrain.jobs.checkpoint import files

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lazytrain.jobs.policy import Policy
+from lazytrain.platform.admission import Answer, Question
 from lazytrain.platform.cli import job as job_module
 from lazytrain.platform.cli import train as command
 from lazytrain.platform.cli.app import run
@@ -121,6 +122,38 @@ def test_a_stopped_run_can_go_on(
     monkeypatch.setattr(command, "_train", original)
     done = trained([str(tiny_job), *SHORT, "--device", "cpu"], capsys)
     assert (done["status"], done["steps"]) == ("done", 2)
+
+
+def test_a_run_takes_up_the_policy_that_it_is_planned_again_with(
+    tiny_job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The third step is traced and asked about; the answer comes after the fourth and is followed from then on."""
+    asked: list[Question] = []
+
+    class OneSlotMore:
+        def __init__(self, log_file: Path, *, niceness: int) -> None:
+            assert niceness > 0
+
+        def submit(self, question: Question) -> None:
+            asked.append(question)
+
+        def results(self) -> dict[str, Answer]:
+            policy = {**asked[-1].values["policy"], "weight_slots": 7}
+            return {asked[-1].job: Answer(values={"words": "slower", "policy": policy, "tokens_per_s": 1.0})}
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("lazytrain.platform.admission.PlannerProcess", OneSlotMore)
+    monkeypatch.setattr("lazytrain.platform.cli.replanning.ends_soon", lambda steps_left, step_s: False)
+    arguments = [str(tiny_job), "--device", "cpu", "--set", "train.batch=4", "--set", "train.max_steps=6"]
+    arguments += ["--set", "plan.planner=every_layer", "--set", "evaluate.limit=1"]
+    assert run(["train", *arguments]) == 0
+    (question,) = asked
+    assert question.values["profile"]["host_memory_bytes"] > 0
+    path = Path(question.values["timeline"]).with_name("policy.json")
+    assert Policy.load(path).weight_slots == 7
+    assert f"in {path.parent}" in capsys.readouterr().out
 
 
 def test_an_automatic_batch_is_the_one_with_the_best_prediction(tiny_job: Path) -> None:

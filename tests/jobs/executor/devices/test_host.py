@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,21 @@ def test_memory_lives_as_long_as_a_view_of_it():
     view.fill_(7)
     page_aligned(PAGE)
     assert view.eq(7).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_counts_as_the_process_s_own():
+    """What keeps a run within its host memory counts what is resident and not shared."""
+
+    def own() -> int:
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        return (resident - shared) * PAGE
+
+    before, size = own(), 64 << 20
+    tensor = page_aligned(size).fill_(1)
+    assert own() - before > 0.9 * size
+    del tensor
+    assert own() - before < 0.1 * size
 
 
 def node_tree(root, has_memory, numa_node):
