@@ -206,13 +206,22 @@ def test_no_more_plans_are_made_once_it_is_asked_to_stop(tmp_path: Path) -> None
     assert len(planned) == 3
 
 
-def test_ctrl_c_gives_everything_back(tmp_path: Path) -> None:
+def test_ctrl_c_in_the_middle_of_a_probe_gives_everything_back(tmp_path: Path) -> None:
+    began = tmp_path / "began"
 
-    def interrupt(trial: Trial) -> None:
-        raise KeyboardInterrupt
+    def run(policy: Policy, facts: ModelFacts) -> Report:
+        began.touch()
+        threading.Event().wait(120)
+        return Report(fits=True)
 
+    def interrupt() -> None:
+        if began.exists():
+            raise KeyboardInterrupt
+
+    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        search_batch(order(tmp_path, fits_up_to(2)), interrupt)
+        search_batch(order(tmp_path, run), meanwhile=interrupt)
+    assert time.monotonic() - started < 60
     assert given_back()
 
 
