@@ -162,7 +162,7 @@ def test_a_clock_that_jumps_ahead_kills_no_run(world: World) -> None:
     run.phase, run.ignores_stop = Phase.RUNNING, True
     clocks.steps(1)
     world.ask(leaving, "stop")
-    clocks.steps(1)
+    clocks.steps(2)
     world.now += YEAR
     clocks.steps(2)
     assert (world.state(job), world.state(leaving)) == (S.RUNNING, S.STOPPING)
