@@ -7,6 +7,7 @@ client.wait(job.id)
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import time
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, RootModel
 
-from ..jobs.errors import InputError, LazytrainError, Unreachable, error_of
+from ..jobs.errors import InputError, LazytrainError, TooMany, Unreachable, error_of
 from ..jobs.policy import Policy
 from ..jobs.spec import JobSpec, load_spec
 from ..jobs.timeline import Timeline
@@ -30,6 +31,7 @@ from .schemas import JobView
 _PREFIX = "/api/v1"
 _TRIES = 3
 _PAUSE_S = 0.5
+_PATIENCE_S = 120.0
 _FINAL = ("SUCCEEDED", "FAILED", "STOPPED", "REJECTED")
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -49,8 +51,15 @@ class Client:
         self._url = url.rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
+        self._patience_s = 0.0
         # No proxy from the environment: the token is for this service alone.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *handlers)
+
+    def patient(self, patience_s: float = _PATIENCE_S) -> Client:
+        """This client, which goes on asking for so long while the service does not answer or has too much to do."""
+        other = copy.copy(self)
+        other._patience_s = patience_s
+        return other
 
     # ---- jobs
 
@@ -85,8 +94,8 @@ class Client:
 
     def wait(self, job_id: str, *, timeout_s: float = float("inf"), every_s: float = 0.5) -> JobView:
         """The job once it has ended. Raises LazytrainError when that takes longer than ``timeout_s``."""
-        deadline = time.monotonic() + timeout_s
-        while (job := self.job(job_id)).state not in _FINAL:
+        deadline, asking = time.monotonic() + timeout_s, self.patient(min(_PATIENCE_S, timeout_s))
+        while (job := asking.job(job_id)).state not in _FINAL:
             if time.monotonic() > deadline:
                 raise LazytrainError(f"job {job_id} is still {job.state}: {job.sentence}")
             time.sleep(every_s)
@@ -263,19 +272,32 @@ class Client:
         request = self._request(method, path, body, query or {}, headers or {})
         # What changes something is sent again only if a key makes that harmless.
         safe = method == "GET" or "Idempotency-key" in request.headers
-        for tries_left in reversed(range(_TRIES if safe else 1)):
+        tries, deadline = (_TRIES if safe else 1), time.monotonic() + (self._patience_s if method == "GET" else 0.0)
+        while True:
+            tries -= 1
             try:
-                with self._opener.open(request, timeout=self._timeout_s) as answer:
-                    return kind.model_validate_json(answer.read())
-            except urllib.error.HTTPError as error:
-                raise _error(error.code, error.read()) from None
+                return self._once(kind, request)
             except (OSError, http.client.HTTPException) as error:
-                if not tries_left:
+                if tries <= 0 and time.monotonic() >= deadline:
                     raise Unreachable(
                         f"no service answers at {self._url}: {error}", hint="lazytrain up starts one on this machine"
                     ) from error
-                time.sleep(_PAUSE_S)
-        raise AssertionError("unreachable")
+            except (Unreachable, TooMany):  # what the service says of its database, or of this user's other requests
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_PAUSE_S)
+
+    def _once(self, kind: type[Answer], request: urllib.request.Request) -> Answer:
+        try:
+            with self._opener.open(request, timeout=self._timeout_s) as answer:
+                content = answer.read()
+        except urllib.error.HTTPError as error:
+            raise _error(error.code, error.read()) from None
+        try:
+            return kind.model_validate_json(content)
+        except ValueError as error:
+            hint = f"another program, or another version of lazytrain, answers there: {content[:60]!r}"
+            raise LazytrainError(f"what answers at {self._url} is not this service", hint=hint) from error
 
     def _request(
         self,

@@ -63,6 +63,8 @@ def _search(order: RunOrder, address: str, node: str, pulse: Pulse) -> dict[str,
         words = f"fits, {trial.report.tokens_per_s:,.0f} tokens/s" if trial.report.fits else trial.report.reason
         pulse.doing = f"batch {trial.batch} {words}"
         print(pulse.doing, flush=True)
+
+    def meanwhile() -> None:
         if stop():
             raise _Stop("asked to stop")
 
@@ -82,6 +84,7 @@ def _search(order: RunOrder, address: str, node: str, pulse: Pulse) -> dict[str,
                 directory=(order.run_dir / "tune").absolute(),
             ),
             heard,
+            meanwhile,
         )
     except _Stop:
         return {"status": "stopped"}

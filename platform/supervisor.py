@@ -125,9 +125,17 @@ class _Kept:
             self.pause_s = _FIRST_PAUSE_S if steady else min(2 * self.pause_s, _LONGEST_PAUSE_S)
             self.not_before, self.process = now + (0.0 if steady else self.pause_s), None
         if now >= self.not_before:
+            self._start(place, now)
+
+    def _start(self, place: Place, now: float) -> None:
+        """A full disk or a machine without a free process must not end the supervisor: it tries again."""
+        try:
             with place.log(self.name).open("ab") as log:
                 self.process, self.since = start(self.command, log), now
             place.note(self.name, self.process)
+        except OSError as error:
+            print(f"{self.name}: {error}", file=sys.stderr, flush=True)
+            self.not_before = now + self.pause_s
 
 
 def start(command: Sequence[str], log: IO[bytes], environment: Mapping[str, str] | None = None) -> Process:

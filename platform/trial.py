@@ -23,6 +23,10 @@ from .logs import quiet_libraries
 
 _WARM_UP_STEPS = 2
 _LEAST_STEPS = 3
+_SETTLED = 0.01
+"""Standard error of a median step that is small enough."""
+_PATIENCE = 3.0
+"""So many times as long as usual is measured where it is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +37,8 @@ class Order:
     device: str | Emulated
     rows: Rows
     """The longest rows of the training data, as many as the largest batch has."""
-    seconds: float = 2.0
-    """Steps are measured for about this long."""
+    seconds: float = 4.0
+    """Steps are measured for at least this long, and for three times as long while they differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,8 @@ class Report:
     tokens_per_s: float = 0.0
     step_s: float = 0.0
     """Median over the steps after the warm-up."""
+    spread: float = 0.0
+    """Standard error of that median, as a share of it."""
     steps: int = 0
     loss: float = 0.0
     """Of the last step."""
@@ -86,6 +92,7 @@ def _train(order: Order, policy: Policy, facts: ModelFacts) -> Report:
         fits=True,
         tokens_per_s=batch.tokens * policy.accumulation / step_s,
         step_s=step_s,
+        spread=standard_error(times),
         steps=steps,
         loss=loss,
         peak_device_bytes=peak,
@@ -122,7 +129,19 @@ def _steps(streamed: Streamed, batch: Batch, accumulation: int, seconds: float) 
             times.append(now - before)
         elif number == _WARM_UP_STEPS - 1:
             first = now
-        if len(times) >= _LEAST_STEPS and now - first >= seconds:
+        if len(times) >= _LEAST_STEPS and _told_enough(times, now - first, seconds):
             break
         before = now
     return times, loss
+
+
+def _told_enough(times: list[float], spent_s: float, seconds: float) -> bool:
+    """Whether the median is known well enough, or as well as it can be known in the time."""
+    return spent_s >= _PATIENCE * seconds or (spent_s >= seconds and standard_error(times) <= _SETTLED)
+
+
+def standard_error(times: list[float]) -> float:
+    """Standard error of the median of these, as a share of it: 1.25 times that of the mean, as for normal values."""
+    if len(times) < 2:
+        return 0.0
+    return math.sqrt(math.pi / 2 / len(times)) * statistics.stdev(times) / statistics.median(times)

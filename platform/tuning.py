@@ -76,6 +76,7 @@ class SearchOrder:
     objective: Objective = "throughput"
     """``throughput``: highest tokens/s; ``max_batch``: largest that fits."""
     most_probes: int = 4
+    """Most batches that are tried; where the machine is restless, some of them once more."""
     most_seconds: float = math.inf
     """After this time no probe begins any more, once one has fitted."""
     cpus: float = 1.0
@@ -89,9 +90,14 @@ class SearchOrder:
     stop_timeout_s: float = 20.0
 
 
-def search_batch(order: SearchOrder, on_trial: Callable[[Trial], None] = lambda trial: None) -> Search:
+def search_batch(
+    order: SearchOrder,
+    on_trial: Callable[[Trial], None] = lambda trial: None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Search:
     """Find the best batch by real probes, one after the other; ``on_trial`` hears of each in this thread.
 
+    ``meanwhile`` is called several times a second, also here: what it raises ends the search, in the middle of a probe.
     Raises DoesNotFit when no batch fits, with the reasons of the smallest; the probe's own error when one failed for
     another reason than memory. On Ctrl-C the running probe is stopped and its reservation given back.
     """
@@ -103,6 +109,7 @@ def search_batch(order: SearchOrder, on_trial: Callable[[Trial], None] = lambda 
 
     def look() -> None:
         nonlocal heard
+        meanwhile()
         for trial in searcher.trials[heard:]:
             heard += 1
             on_trial(trial)
@@ -181,10 +188,11 @@ class _AskTell(Searcher):
         """``stopped`` is asked before each plan, of which a dozen can take longer than whoever stops will wait."""
         super().__init__(metric=_KEY, mode="max")
         self._order, self._stopped = order, stopped
-        self._search = GuidedSearch(order.low, order.high, order.objective, self._expect)
+        self._search = GuidedSearch(order.low, order.high, order.objective, self._expect, order.most_probes)
         self._plans: dict[int, tuple[ModelFacts, Plan]] = {}
         self._running: dict[str, tuple[int, ModelFacts, Plan]] = {}
-        self._probes, self._began = 0, time.monotonic()
+        self._probed: set[int] = set()
+        self._began = time.monotonic()
         self._error: LazytrainError | None = None
         self.trials: list[Trial] = []
 
@@ -200,14 +208,14 @@ class _AskTell(Searcher):
             return finished
 
     def _next_probe(self, trial_id: str) -> dict[str, Any] | None:
-        while self._error is None and self._probes < self._order.most_probes and not self._late():
+        while self._error is None and not self._late():
             batch = self._search.ask()
-            if batch is None:
+            if batch is None or len(self._probed | {batch}) > self._order.most_probes:
                 return None
             facts, plan = self._plan(batch)
             if plan.policy is not None:
                 self._running[trial_id] = (batch, facts, plan)
-                self._probes += 1
+                self._probed.add(batch)
                 return {"batch": batch, "policy": plan.policy, "facts": facts}
             self._tell(Trial(batch, Report(fits=False, reason=_reasons(plan)), plan, facts))
         return None
@@ -245,7 +253,8 @@ class _AskTell(Searcher):
         if self._error is not None:
             raise self._error
         best = self._search.best.batch
-        return Search(next(trial for trial in self.trials if trial.batch == best), self.trials)
+        probes = [trial for trial in self.trials if trial.batch == best and trial.report.fits]
+        return Search(max(probes, key=lambda trial: trial.report.tokens_per_s), self.trials)
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: a search that was interrupted starts again, it takes a minute."""
@@ -260,7 +269,7 @@ class _AskTell(Searcher):
     def _tell(self, trial: Trial) -> None:
         self.trials.append(trial)
         report = trial.report
-        probe = Probe(report.fits, report.tokens_per_s, report.peak_device_bytes, report.reason)
+        probe = Probe(report.fits, report.tokens_per_s, report.peak_device_bytes, report.reason, report.spread)
         self._search.tell(trial.batch, probe)
 
 

@@ -33,6 +33,8 @@ class Probe:
     peak_gpu_bytes: int = 0
     reason: str = ""
     """Why it did not fit, in words."""
+    spread: float = 0.0
+    """Standard error of ``tokens_per_s``, as a share of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +68,35 @@ class BatchSearch:
         return self._bisect() if self.objective == "max_batch" else self._climb()
 
     def tell(self, batch: int, probe: Probe) -> None:
-        """Record a probe, asked for or not. Raises InputError for a batch outside the range or told twice."""
-        if not self.low <= batch <= self.high or batch in self._told():
+        """Record a probe, asked for or not. Raises InputError for a batch outside the range, or told without need."""
+        if not self._may_be_told(batch):
             raise InputError(f"batch {batch} is outside {self.low}..{self.high} or was told before")
         self.trials.append(Trial(batch, probe))
 
     @property
     def best(self) -> Trial:
         """The best trial so far. Raises DoesNotFit, with every probe as a reason, when none of them fits."""
-        fitting = [trial for trial in self.trials if trial.probe.fits]
+        fitting = self._fitting()
         if not fitting:
             raise self._nothing_fits()
         if self.objective == "max_batch":
             return max(fitting, key=lambda trial: trial.batch)
         return max(fitting, key=lambda trial: (trial.probe.tokens_per_s, -trial.batch))
 
+    def _may_be_told(self, batch: int) -> bool:
+        return self.low <= batch <= self.high and batch not in self._told()
+
     def _told(self) -> set[int]:
         return {trial.batch for trial in self.trials}
 
+    def _fitting(self) -> list[Trial]:
+        """Trials of the batches that have always fitted."""
+        failed = {trial.batch for trial in self.trials if not trial.probe.fits}
+        return [trial for trial in self.trials if trial.batch not in failed]
+
     def _bounds(self) -> tuple[int, int]:
         """Largest batch that fits (low - 1: none yet) and the smallest above it that does not (high + 1: none)."""
-        fits = max((t.batch for t in self.trials if t.probe.fits), default=self.low - 1)
+        fits = max((trial.batch for trial in self._fitting()), default=self.low - 1)
         fails = min((t.batch for t in self.trials if not t.probe.fits and t.batch > fits), default=self.high + 1)
         return fits, fails
 
@@ -112,7 +122,7 @@ class BatchSearch:
 
         The wider gap, where one above the largest batch that fits counts double: more rows have paid off so far.
         """
-        fitting = sorted(trial.batch for trial in self.trials if trial.probe.fits)
+        fitting = sorted(trial.batch for trial in self._fitting())
         if not fitting:
             return self._between(self.low - 1, fails)
         best, told = self.best.batch, self._told()

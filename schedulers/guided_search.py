@@ -11,14 +11,22 @@ What is expected costs no probe, so batches that are not expected to fit, or to 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+from statistics import median
 from typing import Final
 
 from .batch_search import BatchSearch, Objective, Trial
 
 PROBES: Final = 4
-"""Most probes of a search for throughput."""
+"""Most batches that a search for throughput probes."""
+REPEATS: Final = 3
+"""Most probes that are made once more, where the machine is so restless that one does not tell."""
+_QUIET = 0.005
+"""Standard error of probes up to which none is repeated."""
+_ALIKE, _ERRORS = 0.05, 3.0
+"""Batches may be as fast as the fastest within this share, and within so many standard errors."""
 _RUNGS: Final = 6
 """Batches of which the speed is asked at first, evenly on a logarithmic scale up to the largest expected to fit."""
 _EDGE: Final = 16
@@ -43,14 +51,18 @@ class GuidedSearch(BatchSearch):
     it is asked once for each of about a dozen batches. ``throughput`` tries the batch with the highest expectation.
     From then on expectations are scaled by measured over expected, interpolated on a logarithmic scale of the batch,
     with a benefit of the doubt that grows with the distance from what was measured; the most promising batch is next
-    while it may be faster than what was measured, up to `PROBES` probes. ``max_batch`` begins with the largest that is
-    expected to fit, and if that was too much, looks close below it first. Raises as `BatchSearch` does, and what
-    ``expect`` raises.
+    while it may be faster than what was measured, up to ``most`` batches. Where probes are uncertain, those that may be
+    the fastest are probed once more: what else a machine does only slows it down, so the faster one counts.
+    ``max_batch`` begins with the largest that is expected to fit, and if that was too much, looks close below it first.
+    Raises as `BatchSearch` does, and what ``expect`` raises.
     """
 
-    def __init__(self, low: int, high: int, objective: Objective, expect: Callable[[int], float]) -> None:
+    def __init__(
+        self, low: int, high: int, objective: Objective, expect: Callable[[int], float], most: int = PROBES
+    ) -> None:
         super().__init__(low, high, objective)
         self._ask_expected = expect
+        self._most = most
         self._expected: dict[int, float] = {}
         self._next: tuple[int, int | None] | None = None
         """The answer to `ask`, and after how many trials it was found."""
@@ -96,13 +108,13 @@ class GuidedSearch(BatchSearch):
 
     def _most_promising(self, fails: int) -> int | None:
         told = self._told()
-        if len(told) >= PROBES:
-            return None
+        if len(told) >= self._most:
+            return self._once_more()
         self._ask_about_rungs()
         hopeful = self._hopeful(fails)
         if not hopeful:
             return None if self.low in told else self.low
-        fitting = [trial for trial in self.trials if trial.probe.fits and self._expect(trial.batch) > 0]
+        fitting = [trial for trial in self._fastest() if self._expect(trial.batch) > 0]
         if not fitting:
             return self._first(hopeful, fails)
         promise = _Promise(fitting, self._expect)
@@ -110,7 +122,29 @@ class GuidedSearch(BatchSearch):
         untold = [batch for batch in self._hopeful(fails) if batch not in told]
         best = self._best_of(untold, promise) if untold else None
         worth_it = (1.0 + _WORTH) * self.best.probe.tokens_per_s
-        return best if best is not None and promise(best) > worth_it else None
+        return best if best is not None and promise(best) > worth_it else self._once_more()
+
+    def _fastest(self) -> list[Trial]:
+        """The faster probe of each batch that fits."""
+        found: dict[int, Trial] = {}
+        for trial in sorted(self._fitting(), key=lambda trial: trial.probe.tokens_per_s):
+            found[trial.batch] = trial
+        return list(found.values())
+
+    def _may_be_told(self, batch: int) -> bool:
+        return super()._may_be_told(batch) or batch == self._once_more()
+
+    def _once_more(self) -> int | None:
+        """The fastest batch that was probed once and may be the best; None where that is clear, or has to do."""
+        fastest = self._fastest()
+        error = median(trial.probe.spread for trial in fastest) if fastest else 0.0
+        times = Counter(trial.batch for trial in self.trials)
+        if error <= _QUIET or times.total() - len(times) >= REPEATS:
+            return None
+        nearly = self.best.probe.tokens_per_s * (1.0 - _ALIKE - _ERRORS * error)
+        may_be = [trial for trial in fastest if trial.probe.tokens_per_s >= nearly]
+        once = [trial for trial in may_be if times[trial.batch] == 1]
+        return max(once, key=lambda trial: trial.probe.tokens_per_s).batch if once and len(may_be) > 1 else None
 
     def _first(self, hopeful: list[int], fails: int) -> int:
         """The best expectation; after one that was too much, it may be just below that."""

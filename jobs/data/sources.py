@@ -55,7 +55,8 @@ class Input:
 
 
 def inputs(source: Source, index: int) -> list[Input]:
-    """What the source stands for. Raises DataError for an empty folder, an unknown entry, an unreachable hub."""
+    """What the source stands for. Raises DataError for an empty folder, a pipe, an unknown entry, an unreachable
+    hub."""
     path = Path(source.path)
     if path.name == REGISTRY or (source.name is not None and (path / REGISTRY).is_file()):
         return _from_registry(source, index, path if path.name == REGISTRY else path / REGISTRY)
@@ -67,7 +68,7 @@ def inputs(source: Source, index: int) -> list[Input]:
                 source.path.removeprefix(_HUB), source.name, source.part, source.format, source.columns, {}, index
             )
         ]
-    return [Input(source.path, source.format, path, columns=source.columns, source=index)]
+    return [Input(source.path, source.format, _file(path), columns=source.columns, source=index)]
 
 
 def _from_registry(source: Source, index: int, registry: Path) -> list[Input]:
@@ -78,8 +79,15 @@ def _from_registry(source: Source, index: int, registry: Path) -> list[Input]:
         part = entry.part or source.part
         return [_from_hub(entry.hub, entry.subset, part, name_of_format, columns, entry.tags, index)]
     path = registry.parent / entry.file
-    files = _files(path) if path.is_dir() else [path]
+    files = _files(path) if path.is_dir() else [_file(path)]
     return [Input(str(file), name_of_format, file, columns=columns, tags=entry.tags, source=index) for file in files]
+
+
+def _file(path: Path) -> Path:
+    """The path, unless it is a pipe or a device: those can be read once, or wait for whoever writes to them."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: is no file but a pipe or a device", hint="write the rows to a file first")
+    return path
 
 
 def _files(folder: Path) -> list[Path]:

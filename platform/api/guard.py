@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from ..settings import Settings
 from ..store import AuditEntry, Store, User
 from .origins import READS, Origins
 from .problems import answer, answer_to
+
+log = logging.getLogger(__name__)
 
 MOST_BODY_BYTES = 1 << 20
 _HEADERS = {
@@ -89,8 +92,12 @@ class _Passage:
             await self.guard._app(self.scope, self.receive, self._send)
         else:
             await refusal(self.scope, self.receive, self._send)
-        if changes:
+        if changes and (self.user is not None or self._counts()):
             await anyio.to_thread.run_sync(self._write_down)
+
+    def _counts(self) -> bool:
+        """Whether a stranger's request is written down: whoever has no token must not fill the disk."""
+        return self.status == 401 or (self.status != 429 and self.guard._strangers.take(_remote(self.scope)))
 
     @property
     def _headers(self) -> Headers:
@@ -119,7 +126,12 @@ class _Passage:
         if self.user is None:
             if not self.guard._strangers.take(remote):
                 return answer(429, "too_many", "too many requests without a valid token")
-            return answer(401, "unauthorized", "a valid token is needed", "send Authorization: Bearer TOKEN")
+            return answer(
+                401,
+                "unauthorized",
+                "a valid token is needed",
+                "send Authorization: Bearer TOKEN; lazytrain's own commands take it from LAZYTRAIN_HOME/token",
+            )
         if not self.guard._users.take(self.user.name):
             return answer(429, "too_many", "too many requests", "wait a few seconds")
         self.scope.setdefault("state", {})["user"] = self.user
@@ -151,9 +163,11 @@ class _Passage:
     def _write_down(self) -> None:
         name = self.user.name if self.user else ""
         path = re.sub(r"[^\x20-\x7e]", "?", self.scope["path"])
-        self.guard._store.audit.add(
-            AuditEntry(time.time(), name, _remote(self.scope), self.scope["method"], path, self.status)
-        )
+        entry = AuditEntry(time.time(), name, _remote(self.scope), self.scope["method"], path, self.status)
+        try:
+            self.guard._store.audit.add(entry)
+        except LazytrainError as error:  # the database is down, which the answer has said
+            log.warning("not written down: %s: %s", entry, error)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

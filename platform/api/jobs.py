@@ -151,7 +151,7 @@ def request(number: int, user: Viewer, store: StoreOf) -> schemas.RequestAnswer:
     """What became of something that was asked for."""
     if not 0 < number < 2**62:
         raise NotFound(f"there is no request {number}")
-    text = store.jobs.answer_to(number)
+    text = store.jobs.answer_to(number, user=None if sees_all(user) else user.name)
     return schemas.RequestAnswer(done=text is not None, answer=text or "")
 
 

@@ -111,8 +111,9 @@ def set_user(name: _UserName, body: schemas.UserChange, user: Admin, store: Stor
 @router.post("/users/{name}/token", status_code=201)
 def new_token(name: _UserName, user: Admin, store: StoreOf) -> schemas.NewToken:
     """A new token for a user; the ones before are not valid any more."""
-    store.people.revoke_tokens(name)
-    return schemas.NewToken(user=name, token=store.people.new_token(name, time.time()))
+    now = time.time()
+    store.people.revoke_tokens(name, now)
+    return schemas.NewToken(user=name, token=store.people.new_token(name, now))
 
 
 @router.get("/health")

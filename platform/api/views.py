@@ -9,12 +9,13 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ...jobs.lifecycle import JobState
 from .. import schemas
 from ..admission import STAGE
-from ..artifacts import JobFiles, inside, read_json, read_log
+from ..artifacts import JobFiles, inside, read_json, read_log, read_record
+from ..cluster.runs import Beat
 from ..store import Event, Job, Node, Store, User
 from .access import sees_all
 
@@ -22,6 +23,8 @@ ON_NODES = (JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOP
 """States in which a job holds a GPU."""
 _STEP_FIGURES = ("tokens_per_s", "predicted_step_s", "loss", "gpu_bytes")
 _RUN_ID = re.compile(r"[0-9a-zA-Z_-]{1,64}")
+_HUGE = 1e300
+"""What is beyond is no measurement, and an integer there is no float either."""
 _END_BYTES = 8 << 10
 """Enough of a metric log's end to hold some steps."""
 
@@ -51,19 +54,23 @@ def progress_of(job: Job) -> schemas.Progress | None:
     if not job.attempt:
         return None
     files = JobFiles(job.run_dir)
-    beat = read_json(files.attempt(job.attempt).beat)
-    if not beat:
+    beat = read_record(Beat, files.attempt(job.attempt).beat)
+    if beat is None:
         return None
     last = _last_step(files.metrics) if inside(files.metrics, files.path) else {}
-    known = {name: last[name] for name in _STEP_FIGURES if isinstance(last.get(name), int | float)}
-    return schemas.Progress(**finite({**{name: beat[name] for name in ("step", "total_steps", "step_s")}, **known}))
+    known = {name: float(value) for name in _STEP_FIGURES if _is_figure(value := last.get(name))}
+    return schemas.Progress(step=beat.step, total_steps=beat.total_steps, step_s=beat.step_s, **known)
+
+
+def _is_figure(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and abs(value) <= _HUGE
 
 
 def _last_step(metrics: Path) -> dict[str, Any]:
     """The newest row of the metric log that is about a step of training."""
     text, _ = read_log(metrics, limit=_END_BYTES)
     for line in reversed(text.split("\n")):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line) if '"tokens_per_s"' in line else None
             if isinstance(row, dict):
                 return row

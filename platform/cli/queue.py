@@ -88,7 +88,7 @@ def submit(
 
 def _follow(client: Client, job: JobView, bars: Any) -> JobView:
     """Until the job has ended, with what it says of itself on the bar."""
-    said = ""
+    said, client = "", client.patient()  # whoever starts the service again does not end what people look at
     bars.stage(job.id)
     while job.state not in _FINAL:
         job = client.job(job.id)
@@ -176,7 +176,7 @@ def logs(
     with Output.opened(as_json) as output:
         client = connect()
         if follow and not as_json:
-            for text in client.follow_log(job_id):
+            for text in client.patient().follow_log(job_id):
                 print(text, end="", flush=True)
             return
         part = client.log(job_id, tail=tail)

@@ -28,6 +28,7 @@ from pathlib import Path
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _POLL_S = 0.2
 _GONE_WITHIN_S = 10.0
+_FULL_FOR_S = 60.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> int:
         "because": because,
         "peak_host_bytes": peak,
     }
-    _write(exit_file, ended)
+    _write_in_time(exit_file, ended)
     return code if code >= 0 else 128 - code
 
 
@@ -131,6 +132,19 @@ def _private_bytes(pid: int) -> int:
         _, resident, shared, *_ = (int(word) for word in Path(f"/proc/{pid}/statm").read_text().split())
         return (resident - shared) * _PAGE
     return 0
+
+
+def _write_in_time(path: Path, value: dict[str, object]) -> None:
+    """Its disk may be full for a while; without the word that it leaves here, the run counts as lost."""
+    deadline = time.monotonic() + _FULL_FOR_S
+    while True:
+        try:
+            return _write(path, value)
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise
+            print(f"cannot write {path}: {error}", file=sys.stderr)
+            time.sleep(1.0)
 
 
 def _write(path: Path, value: dict[str, object]) -> None:

@@ -14,14 +14,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ...jobs.errors import HardwareError, LazytrainError, Unreachable
 from ...schedulers.hardware import hardware
-from ..artifacts import PAUSE_FILE, STOP_FILE, JobFiles, read_json, write_json
+from ..artifacts import PAUSE_FILE, STOP_FILE, JobFiles, read_json, read_record, write_json
 from ..settings import Settings
 from .inspecting import Inspector
 from .local import DEVICE_LABEL, KIND_LABEL, NAME_LABEL, NAMESPACE, Connection
 from .node_profiling import NodeProfiler
 from .profiling import Profiler
 from .run_host import RunHost
-from .runs import HOST_LOST, Look, Machine, NodeReport, Outcome, Phase, RunOrder
+from .runs import HOST_LOST, Beat, Look, Machine, NodeReport, Outcome, Phase, RunOrder
 
 _PREFIX = "run-"
 _FRESH_S = 0.5
@@ -126,17 +126,16 @@ class RayRunner:
         """What the run's files say, and whether its actor is there."""
         files = JobFiles(run_dir).attempt(attempt)
         alive = claim in self._living()  # before the files: what ends in between is seen as ended
-        beat = read_json(files.beat) or {}
-        figures = (int(beat.get("beat", 0)), int(beat.get("step", 0)))
+        beat = read_record(Beat, files.beat)
+        figures = (beat.beat, beat.step) if beat is not None else (0, 0)
         if (ended := read_json(files.exit)) is not None:
-            return Look(Phase.ENDED, *figures, outcome=_outcome(ended, read_json(files.outcome), figures[1]))
+            return Look(Phase.ENDED, *figures, outcome=_outcome(ended, read_record(Outcome, files.outcome), figures[1]))
         if not alive:
             return Look(Phase.LOST if files.started.exists() else Phase.ABSENT, *figures)
-        if not beat:
+        if beat is None:
             return Look(Phase.STARTING)
-        phase = Phase.PAUSED if beat.get("paused") else Phase.RUNNING
-        doing = str(beat.get("doing", ""))
-        return Look(phase, *figures, int(beat["total_steps"]), float(beat["step_s"]), doing=doing)
+        phase = Phase.PAUSED if beat.paused else Phase.RUNNING
+        return Look(phase, *figures, beat.total_steps, beat.step_s, doing=beat.doing)
 
     def stop(self, claim: str, run_dir: Path) -> None:
         """Leave the file that the training looks for after each step."""
@@ -220,10 +219,10 @@ def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
-def _outcome(ended: Mapping[str, Any], said: Mapping[str, Any] | None, step: int) -> Outcome:
+def _outcome(ended: Mapping[str, Any], said: Outcome | None, step: int) -> Outcome:
     """What the training process said of its end, or, if it said nothing, what the keeper saw."""
     if said is not None:
-        return Outcome.model_validate(said)
+        return said
     because = ended.get("because", "")
     if because == "host_lost":
         return Outcome(how="died", code=HOST_LOST, message="the process that held its GPU was gone", step=step)
@@ -231,4 +230,7 @@ def _outcome(ended: Mapping[str, Any], said: Mapping[str, Any] | None, step: int
         used = ended.get("peak_host_bytes", 0)
         words = f"out of memory on host: the run used {used:,} bytes, more than its node has for jobs"
         return Outcome(how="died", code="out_of_memory", message=words, step=step)
-    return Outcome(how="died", exit_code=ended.get("exit_code"), signal=ended.get("signal"), step=step)
+    code, signal = (
+        value if isinstance(value, int) else None for value in (ended.get("exit_code"), ended.get("signal"))
+    )
+    return Outcome(how="died", exit_code=code, signal=signal, step=step)

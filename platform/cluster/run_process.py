@@ -5,6 +5,8 @@ python -m lazytrain.platform.cluster.run_process ATTEMPT_DIRECTORY/order.json
 
 from __future__ import annotations
 
+import contextlib
+import math
 import signal
 import sys
 import threading
@@ -52,7 +54,7 @@ class Pulse:
         self.step, self.total_steps = int(record["step"]), int(record["total_steps"])
         self.step_s = record.get("step_s", self.step_s)
         loss = record.get("loss")
-        self.loss = loss if loss is not None and loss == loss else self.loss
+        self.loss = loss if loss is not None and math.isfinite(loss) else self.loss
 
     def told(self, paused: bool) -> None:
         """The GPU's memory was given back, or is taken again: said at once."""
@@ -75,7 +77,8 @@ class Pulse:
             self._count += 1
             now = {"beat": self._count, "step": self.step, "total_steps": self.total_steps, "step_s": self.step_s}
             more = {"paused": self.paused, "doing": self.doing, "nvme_bytes": self._nvme_bytes}
-            write_json(self._files.beat, {**now, **more}, durable=False)
+            with contextlib.suppress(OSError):  # the disk may be full for a while: the next beat follows in a second
+                write_json(self._files.beat, {**now, **more}, durable=False)
 
 
 def main(order_file: Path) -> int:

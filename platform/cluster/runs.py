@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
 
 from ...jobs.frozen import Frozen
 
@@ -84,6 +86,20 @@ class Outcome(Frozen):
     node: str = ""
     result: dict[str, Any] = {}  # noqa: RUF012 (pydantic copies it)
     """The result record of a run that is done."""
+
+
+_Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class Beat(Frozen):
+    """A sign of life of a training process."""
+
+    beat: _Count = 0
+    step: _Count = 0
+    total_steps: _Count = 0
+    step_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    paused: bool = False
+    doing: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,11 @@ from ..admission import Admission, AdmissionOrder, Answer
 from ..artifacts import JobFiles
 from ..store import Job
 from .desk import AT_ONCE_S, Desk
+from .failures import disk_is_full
 from .words import rejection_sentence
 
+AGAIN_S = 30.0
+"""A job that could not be planned for no fault of its own is planned again after this time."""
 LESS = 0.85
 """Part of each memory that is planned with after a run was out of memory."""
 
@@ -36,7 +39,10 @@ def admit(desk: Desk) -> None:
     profiles, gpus = _profiles(desk)
     plans = desk.plans(waiting.values())
     todo: dict[str, _Unplanned] = {}
+    desk.notes.put_off = {name: at for name, at in desk.notes.put_off.items() if name in queued and at > desk.steady()}
     for job in waiting.values():
+        if job.id in desk.notes.put_off:
+            continue
         new = _Unplanned(job, _missing(job, profiles, plans.get(job.id)), gpus)
         if (new.profiles or job.id not in plans) and desk.notes.ordered.get(job.id) != new.asked:
             todo[job.id] = new
@@ -88,6 +94,9 @@ def _have_planned(desk: Desk, unplanned: _Unplanned) -> None:
         files.claim(job.id)
         if job.continues is not None:
             job = _continue(desk, job, files, job.continues)
+    except Unreachable as error:
+        _put_off(desk, job, "no_disk", error)
+        return
     except LazytrainError as error:
         _reject(desk, job, error)
         return
@@ -143,7 +152,10 @@ def _fixed_batch(desk: Desk, job: Job) -> int | None:
 
 def _take_in(desk: Desk, job: Job, found: Admission | LazytrainError) -> None:
     if isinstance(found, Unreachable):  # nothing is wrong with the job: it is asked again
-        desk.tell(job, "no_node", f"waits to be planned: {found.message}")
+        _put_off(desk, job, "no_node", found)
+        return
+    if isinstance(found, LazytrainError) and disk_is_full(found.message):
+        _put_off(desk, job, "no_disk", found)
         return
     if isinstance(found, LazytrainError):
         _reject(desk, job, found)
@@ -162,6 +174,11 @@ def _take_in(desk: Desk, job: Job, found: Admission | LazytrainError) -> None:
     desk.write_plan(job, found)
     if job.reason == "admission":
         desk.tell(job, "planned", "is planned and waits for its turn")
+
+
+def _put_off(desk: Desk, job: Job, reason: str, error: LazytrainError) -> None:
+    desk.notes.put_off[job.id] = desk.steady() + AGAIN_S
+    desk.tell(job, reason, f"waits to be planned: {error.message}")
 
 
 def _reject(desk: Desk, job: Job, error: LazytrainError) -> None:

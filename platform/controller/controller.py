@@ -32,15 +32,28 @@ class Controller:
     """
 
     def __init__(
-        self, name: str, store: Store, runner: Runner, planner: Planner, decide: Decide, config: Config, clock: Clock
+        self,
+        name: str,
+        store: Store,
+        runner: Runner,
+        planner: Planner,
+        decide: Decide,
+        config: Config,
+        clock: Clock,
+        steady: Clock | None = None,
     ) -> None:
+        """``steady`` measures how long something takes, by default ``clock``; nobody must set it."""
         self.name = name
         self._store = store
         self._config = config
         self._clock = clock
+        self._steady = steady or clock
         self._desk: Desk | None = None
+        self._renewed_at = float("-inf")
+        self._other: tuple[Lease, float] | None = None
+        """The lease of another controller, and since when it has been as it is."""
         self._make_desk: Callable[[Lease], Desk] = lambda lease: Desk(
-            store, runner, planner, decide, config, clock, lease
+            store, runner, planner, decide, config, clock, self._steady, lease
         )
 
     @property
@@ -76,9 +89,12 @@ class Controller:
 
     def _lead(self) -> Desk | None:
         left_s = self._desk.lease.expires_at - self._clock() if self._desk is not None else 0.0
-        if left_s > _RENEW_BELOW * self._config.lease_s:
+        fresh = self._steady() - self._renewed_at < (1.0 - _RENEW_BELOW) * self._config.lease_s
+        if fresh and left_s > _RENEW_BELOW * self._config.lease_s:
             return self._desk  # every write checks that it is so
-        lease = self._store.leases.take(LEASE, self.name, self._clock(), self._config.lease_s)
+        now, at = self._clock(), self._steady()
+        lease = self._store.leases.take(LEASE, self.name, now, self._config.lease_s, silent=self._silent())
+        self._renewed_at = at
         if lease is None:
             self._desk = None
         elif self._desk is None or self._desk.lease.epoch != lease.epoch:
@@ -87,3 +103,14 @@ class Controller:
         else:
             self._desk.lease = lease
         return self._desk
+
+    def _silent(self) -> Lease | None:
+        """The lease of another controller that has not renewed it for its whole time: what it says of its end was said
+        by a clock that has been set back since."""
+        found = self._store.leases.holder(LEASE, 0.0)
+        if found is None or found.owner == self.name:
+            self._other = None
+            return None
+        if self._other is None or self._other[0] != found:
+            self._other = found, self._steady()
+        return found if self._steady() - self._other[1] > self._config.lease_s else None

@@ -56,6 +56,8 @@ class Notes:
     """What planning has answered and nobody has written down yet."""
     ordered: dict[str, Hashable] = field(default_factory=dict)
     """What planning was asked about each job that has no plan yet."""
+    put_off: dict[str, float] = field(default_factory=dict)
+    """Jobs that could not be planned for no fault of their own, each with when it is tried again."""
     meetings: Meetings = field(default_factory=Meetings)
     drifts: Drifts = field(default_factory=Drifts)
     foretold_at: float = float("-inf")
@@ -90,6 +92,8 @@ class Desk:
     decide: Decide
     config: Config
     clock: Clock
+    steady: Clock
+    """For how long something takes: unlike ``clock``, nobody sets it."""
     lease: Lease
     notes: Notes = field(default_factory=Notes)
 

@@ -15,8 +15,9 @@ _GPU_FAULT = re.compile(
     re.IGNORECASE,
 )
 _OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 10.0, 600.0
-_BUSY_PAUSE_S = 30.0
+_DISK_FULL = re.compile(r"disk full|no space left on device|disk quota exceeded", re.IGNORECASE)
+_FIRST_PAUSE_S, _BUSY_PAUSE_S = 10.0, 30.0
+LONGEST_PAUSE_S = 600.0
 _BAD_GPU_AFTER = 3
 KILL, TERMINATE, ABORT = 9, 15, 6
 
@@ -36,6 +37,8 @@ class Failure(str, Enum):
     """Something killed the process: goes on after a pause."""
     GPU_BUSY = "gpu_busy"
     """Something outside uses the GPU: waits, and no retry is used up."""
+    DISK_FULL = "disk_full"
+    """Somebody has to free some space: waits, and no retry is used up."""
     UNKNOWN = "unknown"
     """Anything else: goes on after a pause that doubles each time."""
 
@@ -66,6 +69,11 @@ class Verdict:
     """Whether it raises one at all."""
 
 
+def disk_is_full(message: str) -> bool:
+    """Whether an error says that there is no room on a disk, which is no fault of the job."""
+    return _DISK_FULL.search(message) is not None
+
+
 def classify(outcome: Outcome) -> Failure:
     """The class of an attempt that did not end well. A lost run has no outcome and is NODE_LOST."""
     text = f"{outcome.message} {outcome.hint}"
@@ -77,6 +85,8 @@ def classify(outcome: Outcome) -> Failure:
         return Failure.GPU_FAULT
     if outcome.code == "out_of_memory" or _OUT_OF_MEMORY.search(outcome.message):
         return Failure.OUT_OF_MEMORY
+    if disk_is_full(outcome.message):
+        return Failure.DISK_FULL
     if outcome.final:
         return Failure.USER_ERROR
     if outcome.signal in (KILL, TERMINATE):
@@ -90,6 +100,8 @@ def judge(failure: Failure, tally: Tally) -> Verdict:
         return Verdict(failure, again=False)
     if failure is Failure.GPU_BUSY:
         return Verdict(failure, again=True, pause_s=_BUSY_PAUSE_S, counts=False)
+    if failure is Failure.DISK_FULL:
+        return Verdict(failure, again=True, pause_s=LONGEST_PAUSE_S, counts=False)
     if failure is Failure.OUT_OF_MEMORY:
         return Verdict(failure, again=tally.replans == 0, replan=True)
     if failure in (Failure.NODE_LOST, Failure.GPU_FAULT):
@@ -97,7 +109,7 @@ def judge(failure: Failure, tally: Tally) -> Verdict:
         return Verdict(failure, again, other_node=failure is Failure.GPU_FAULT, infra=True)
     infra = failure is Failure.KILLED
     before = tally.infra_failures if infra else tally.user_failures
-    pause_s = min(_FIRST_PAUSE_S * 2**before, _LONGEST_PAUSE_S)
+    pause_s = min(_FIRST_PAUSE_S * 2**before, LONGEST_PAUSE_S)
     return Verdict(failure, before < tally.retries, pause_s, infra=infra)
 
 

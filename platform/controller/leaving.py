@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from ..store import Job
 from .desk import Desk
+
+log = logging.getLogger(__name__)
 
 SLOW_DISK_BYTES_S = 100e6
 """A checkpoint is written at least this fast; all that a job holds on the host may go into it."""
@@ -13,10 +16,18 @@ SLOW_DISK_BYTES_S = 100e6
 
 def make_it_leave(desk: Desk, job: Job, claim: str) -> None:
     """Ask, and kill it when it has not left in time."""
-    desk.runner.stop(claim, Path(job.run_dir))
-    waited = desk.notes.waited(claim, "stop", desk.clock())
+    ask_to_leave(desk, job, claim)
+    waited = desk.notes.waited(claim, "stop", desk.steady())
     if waited >= desk.config.stop_timeout_s and waited >= patience_s(desk, job):
         kill(desk, claim)
+
+
+def ask_to_leave(desk: Desk, job: Job, claim: str) -> None:
+    """Ask. A run that cannot hear it, because its folder is gone or full, is killed when its time is up."""
+    try:
+        desk.runner.stop(claim, Path(job.run_dir))
+    except OSError as error:
+        log.warning("job %s cannot be asked to leave: %s", job.id, error)
 
 
 def patience_s(desk: Desk, job: Job) -> float:

@@ -43,7 +43,7 @@ def look_at_nodes(desk: Desk) -> None:
 
 
 def _check(desk: Desk, node: Node) -> None:
-    now, before = desk.clock(), desk.notes.inspected.get(node.name, float("-inf"))
+    now, before = desk.steady(), desk.notes.inspected.get(node.name, float("-inf"))
     if node.checked and now - before < desk.config.inspect_every_s:
         return
     report = desk.runner.inspect(node.name, desk.config.token_file)

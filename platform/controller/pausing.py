@@ -25,7 +25,7 @@ def pauses_in_memory(desk: Desk, job: Job, claim: str) -> bool:
     """Whether it was asked to pause and has not taken too long: after that its state goes into a checkpoint."""
     if job.state is not _S.PAUSING or job.reason != _PAUSED:
         return False
-    return desk.notes.waited(claim, "pause", desk.clock()) < desk.config.pause_timeout_s
+    return desk.notes.waited(claim, "pause", desk.steady()) < desk.config.pause_timeout_s
 
 
 def make_it_pause(desk: Desk, job: Job, claim: str, look: Look) -> None:
@@ -49,7 +49,7 @@ def keep_paused(desk: Desk, job: Job, claim: str, look: Look) -> None:
 def make_it_resume(desk: Desk, job: Job, claim: str) -> None:
     """It is to go on and has not yet: give it its GPU again, or after too long let it leave."""
     desk.runner.resume(claim, Path(job.run_dir))
-    if desk.notes.waited(claim, "start", desk.clock()) >= desk.config.start_timeout_s:
+    if desk.notes.waited(claim, "start", desk.steady()) >= desk.config.start_timeout_s:
         desk.runner.stop(claim, Path(job.run_dir))
 
 

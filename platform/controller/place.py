@@ -19,7 +19,7 @@ from ..store import Job, Node
 from .company import look_at_company
 from .desk import ACTIVE, AT_ONCE_S, MOVING, PREEMPTED, SPILLING, Desk
 from .endings import fail
-from .failures import Failure
+from .failures import LONGEST_PAUSE_S, Failure, classify
 from .question import Table, fingerprint, question
 from .searched import search_for, take_in, wants_search
 from .together import Meeting, ready, tell_neighbours
@@ -40,12 +40,12 @@ def place(desk: Desk) -> None:
     tell_neighbours(desk, asked, table)
     look_at_company(desk, asked, table)
     seen = fingerprint(asked)
-    if seen == desk.notes.settled and desk.clock() - desk.notes.settled_at < _AGAIN_S:
+    if seen == desk.notes.settled and desk.steady() - desk.notes.settled_at < _AGAIN_S:
         return
     decisions = desk.decide(asked)
     all_told = _act(desk, decisions, asked, table)
     settled = all_told and not decisions.starts and not decisions.preempts
-    desk.notes.settled, desk.notes.settled_at = (seen if settled else None), desk.clock()
+    desk.notes.settled, desk.notes.settled_at = (seen if settled else None), desk.steady()
 
 
 def _table(desk: Desk) -> Table:
@@ -55,13 +55,18 @@ def _table(desk: Desk) -> Table:
     unmet = _unmet(desk, queued)
     plans = desk.plans(jobs)
     desk.notes.plans = {name: known for name, known in desk.notes.plans.items() if name in plans}
-    ready = {job.id: job for job in queued if job.id in plans and job.id in unmet and job.not_before <= desk.clock()}
+    ready = {job.id: job for job in queued if job.id in plans and job.id in unmet and _due(job, desk.clock())}
     nodes = {node.name: node for node in desk.store.nodes.list()}
     running = {job.id: job for job in jobs if _has_a_place(job) and job.node in nodes and job.id in plans}
     held = {job.id: job for job in ready.values() if not unmet[job.id] <= {*ready, *running}}
     desk.for_each(held.values(), lambda job: _hold(desk, job, unmet[job.id]))
     waiting = {name: job for name, job in ready.items() if name not in held}
     return Table(waiting, running, plans, nodes, unmet)
+
+
+def _due(job: Job, now: float) -> bool:
+    """Whether its pause is over; one that is longer than any of ours was set by a clock that was wrong."""
+    return not now < job.not_before <= now + LONGEST_PAUSE_S
 
 
 def _has_a_place(job: Job) -> bool:
@@ -86,9 +91,9 @@ def _act(desk: Desk, decisions: Decisions, asked: Question, table: Table) -> boo
 
 def _foretell(desk: Desk, decisions: Decisions) -> None:
     """Let people know when their jobs are expected to run; now and then, because it changes all the time."""
-    now = desk.clock()
+    now = desk.steady()
     if now - desk.notes.foretold_at >= _FORETELL_EVERY_S:
-        desk.store.forecasts.put({wait.job: (wait.start_s, wait.end_s) for wait in decisions.waits}, now)
+        desk.store.forecasts.put({wait.job: (wait.start_s, wait.end_s) for wait in decisions.waits}, desk.clock())
         desk.notes.foretold_at = now
 
 
@@ -114,6 +119,9 @@ def _start(desk: Desk, job: Job, start: Start, table: Table, met: Meeting | None
         raise  # nobody knows whether it began: the next step looks
     except LazytrainError as error:
         fail(desk, job, Failure.UNKNOWN, Outcome(how="died", code=error.code, message=error.message, hint=error.hint))
+    except OSError as error:  # its folder is full, or gone
+        outcome = Outcome(how="died", message=f"cannot write to {job.run_dir}: {error.strerror or error}")
+        fail(desk, job, classify(outcome), outcome)
 
 
 def _order(desk: Desk, job: Job, start: Start, plan: Admission, node: Node) -> RunOrder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,10 @@ from ...jobs.lifecycle import JobState
 from ..artifacts import JobFiles
 from ..store import Action, Job, Request, Stale
 from .desk import SPILLING, Desk
+from .leaving import ask_to_leave
 from .pausing import resume
 
+log = logging.getLogger(__name__)
 _S = JobState
 
 
@@ -26,6 +29,9 @@ def do_requests(desk: Desk) -> None:
             continue  # the job changed meanwhile: asked again in the next step
         except LazytrainError as error:
             answers[request.id] = error.message
+        except OSError as error:  # of the job's folder, which its user may have deleted or filled
+            log.warning("request %d to %s job %s: %s", request.id, request.action.value, request.job, error)
+            answers[request.id] = f"{request.action.value} failed: {error}"
     # All at once: to be asked again, after a kill in between, does no harm.
     desk.store.jobs.answer_all(answers, desk.clock())
 
@@ -93,7 +99,7 @@ def _remove(desk: Desk, job: Job, request: Request) -> str:
 
 def _ask_to_leave(desk: Desk, job: Job) -> None:
     if job.claim is not None:
-        desk.runner.stop(job.claim, Path(job.run_dir))
+        ask_to_leave(desk, job, job.claim)
 
 
 _DOERS: dict[Action, Callable[[Desk, Job, Request], str]] = {

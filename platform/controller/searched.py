@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from ...jobs.frozen import Frozen
 from ..admission import Way
-from ..artifacts import JobFiles, read_json
+from ..artifacts import JobFiles, read_record
 from ..store import Job, Node
 from .admission import LESS
 from .desk import Desk
+
+
+class Found(Frozen):
+    """What `searching.answer` has left."""
+
+    batch: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1)]
+    kind: str
+    way: Way
+    trials: list[dict[str, Any]]
 
 
 def wants_search(desk: Desk, job: Job, seconds: float) -> bool:
@@ -39,21 +52,20 @@ def take_in(desk: Desk, job: Job) -> bool:
     plan = desk.plans([job]).get(job.id)
     if plan is None or "trials" in (desk.store.jobs.stages(job.id).get("batch") or {}):
         return False
-    found = read_json(JobFiles(job.run_dir).batch)
+    found = read_record(Found, JobFiles(job.run_dir).batch)
     if found is None or not JobFiles(job.run_dir).belongs_to(job.id):
         return False
-    way = Way.model_validate(found["way"])
     changed = plan.model_copy(
         update={
-            "batch": found["batch"],
-            "steps": found["steps"],
-            "ways": {found["kind"]: way},
+            "batch": found.batch,
+            "steps": found.steps,
+            "ways": {found.kind: found.way},
             "limits": {},
             "beside": None,
         }
     )
     now = desk.clock()
-    frozen = {name: found[name] for name in ("batch", "steps", "kind", "trials")}
+    frozen = found.model_dump(mode="json", exclude={"way"})
     # The plan first: if this is cut off in between, it is done again.
     desk.write_plan(job, changed)
     desk.store.jobs.finish_stage(job, "batch", frozen, now, desk.lease, again=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import secrets
 import signal
 import sys
 import threading
@@ -71,8 +72,8 @@ def _run(settings: Settings, where: str) -> int:
         tell_lost=Telling(RUNS_THAT_DIED),
         close_tracking=Telling(JOBS_THAT_ENDED, first=True) if mlflow_uri else Config.close_tracking,
     )
-    name = f"{platform.node()}-{os.getpid()}"
-    controller = Controller(name, store, runner, planner, decide, config, time.time)
+    name = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(3)}"  # in containers the first two are the same
+    controller = Controller(name, store, runner, planner, decide, config, time.time, time.monotonic)
     try:
         threading.Thread(target=_leave_with, args=(where, address), daemon=True).start()
         return _loop(controller, runner, address, told, StepTimes(settings.step_times_path))

@@ -5,6 +5,7 @@ The API is another process, and a database write for each step would cost more t
 
 from __future__ import annotations
 
+import contextlib
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -35,4 +36,5 @@ class StepTimes:
         if self.clock() - self._written_at >= _EVERY_S:
             self._written_at = self.clock()
             record = {"bounds_s": list(BOUNDS_S), "counts": self.counts, "total_s": self.total_s}
-            write_json(self.path, record, durable=False)
+            with contextlib.suppress(OSError):  # a full disk is no reason to lead no more
+                write_json(self.path, record, durable=False)

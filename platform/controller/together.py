@@ -84,7 +84,7 @@ def _answer(desk: Desk, node: str, here: Sequence[Start], asked: Question, table
     meetings = desk.notes.meetings
     values = _values(desk, node, here, asked, table)
     name = f"{PREFIX}{node}-{digest(values)[:12]}"
-    waited = max(desk.clock() - meetings.since.setdefault(start.job, desk.clock()) for start in here)
+    waited = max(desk.steady() - meetings.since.setdefault(start.job, desk.steady()) for start in here)
     if meetings.asked.get(node) != name:
         meetings.asked[node] = name
         desk.planner.submit(PlannerQuestion(job=name, kind="together", values=values))

@@ -55,6 +55,7 @@ def faded(spans: Sequence[tuple[str, float, float]], now: float, half_life_s: fl
     """By user, the integral over all spans of 2^(-age / half-life), in seconds."""
     found: dict[str, float] = defaultdict(float)
     for user, begin, end in spans:
-        weights = (2.0 ** (-(now - moment) / half_life_s) for moment in (end, begin))
+        # What was written by a clock that was ahead has not happened later than now.
+        weights = (2.0 ** (-max(0.0, now - moment) / half_life_s) for moment in (end, begin))
         found[user] += half_life_s / math.log(2.0) * (next(weights) - next(weights))
     return dict(found)

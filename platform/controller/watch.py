@@ -39,7 +39,7 @@ def _watch(desk: Desk, job: Job) -> None:
         # Between the record of the start and the start itself the controller was interrupted.
         desk.move(job, _S.QUEUED, "planned", "its start was interrupted before it began", claim=None, gpu=None)
     elif look.phase in (Phase.ABSENT, Phase.LOST):
-        if desk.notes.waited(job.claim, "lost", desk.clock()) >= desk.config.lost_grace_s:
+        if desk.notes.waited(job.claim, "lost", desk.steady()) >= desk.config.lost_grace_s:
             lost(desk, job)
     else:
         desk.notes.again(job.claim, "lost")
@@ -76,7 +76,7 @@ def _alive(desk: Desk, job: Job, claim: str, look: Look) -> None:
             take_in(desk, job)
         _expect_beats(desk, job, claim, look)
         adapt(desk, job, claim, look)
-    elif desk.notes.waited(claim, "start", desk.clock()) >= desk.config.start_timeout_s:
+    elif desk.notes.waited(claim, "start", desk.steady()) >= desk.config.start_timeout_s:
         kill(desk, claim)
         words = f"the run did not begin within {desk.config.start_timeout_s:g} s"
         fail(desk, job, Failure.NODE_LOST, Outcome(how="died", message=words))
@@ -92,7 +92,7 @@ def _expect_beats(desk: Desk, job: Job, claim: str, look: Look) -> None:
     if desk.notes.beats.get(claim) != look.beat:
         desk.notes.beats[claim] = look.beat
         desk.notes.again(claim, "beat")
-    if desk.notes.waited(claim, "beat", desk.clock()) >= desk.config.beat_timeout_s:
+    if desk.notes.waited(claim, "beat", desk.steady()) >= desk.config.beat_timeout_s:
         kill(desk, claim)
         words = f"the training process gave no sign of life for {desk.config.beat_timeout_s:g} s"
         fail(desk, job, Failure.NODE_LOST, Outcome(how="died", message=words, step=look.step))

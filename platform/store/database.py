@@ -11,12 +11,21 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.orm import Session
 
 from ...jobs.errors import InputError, Unreachable
 
 _BUSY_MS = 20_000
+_PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""Of a PostgreSQL client, in seconds, the last in milliseconds: a server that vanished must not be waited for."""
 _MIGRATING = 0x6C7A7472
 """Number of the lock that a PostgreSQL server holds for us during a migration."""
 
@@ -75,7 +84,9 @@ def _open(url: str) -> Engine:
         )
     if importlib.util.find_spec("psycopg") is None:
         raise InputError("PostgreSQL needs the package psycopg", hint='pip install "lazytrain[server]"')
-    return create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True, pool_size=10)
+    patience = {name: value for name, value in _PATIENCE.items() if name not in parsed.query}
+    server = parsed.set(drivername="postgresql+psycopg")
+    return create_engine(server, pool_pre_ping=True, pool_size=10, connect_args=patience)
 
 
 def _sqlite(url: str, path: str | None) -> Engine:
@@ -107,9 +118,10 @@ def _begin_sqlite(connection: Connection) -> None:
 def _reachable(url: str) -> Iterator[None]:
     try:
         yield
-    except OperationalError as error:
+    except (OperationalError, InterfaceError, NoConnection) as error:
         shown = make_url(url).render_as_string(hide_password=True)
+        said = str(getattr(error, "orig", error)).splitlines()
         raise Unreachable(
-            f"the database {shown} does not answer: {str(error.orig).splitlines()[0]}",
+            f"the database {shown} does not answer: {said[0] if said else type(error).__name__}",
             hint="see whether it runs and whether its disk is full",
         ) from error

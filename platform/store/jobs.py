@@ -129,11 +129,14 @@ class JobStore:
             session.flush()
             return [row.id for row in rows]
 
-    def answer_to(self, request: int) -> str | None:
-        """What became of a request; None while it waits, empty when it was done."""
+    def answer_to(self, request: int, *, user: str | None = None) -> str | None:
+        """What became of a request; None while it waits, empty when it was done.
+
+        Raises NotFound, with ``user`` also for one that somebody else has made about somebody else's job.
+        """
         with self._db.read() as session:
             row = session.get(RequestRow, request)
-            if row is None:
+            if row is None or (user not in (None, row.user) and user != _load(session, row.job).user):
                 raise NotFound(f"there is no request {request}")
             return row.answer if row.done_at is not None else None
 

@@ -16,8 +16,13 @@ class LeaseStore:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def take(self, name: str, owner: str, now: float, duration_s: float) -> Lease | None:
-        """Take or renew the lease; None while somebody else has it. ``epoch`` grows when it changes hands."""
+    def take(
+        self, name: str, owner: str, now: float, duration_s: float, *, silent: Lease | None = None
+    ) -> Lease | None:
+        """Take or renew the lease; None while somebody else has it. ``epoch`` grows when it changes hands.
+
+        One that is still as ``silent`` says is nobody's any more, whenever it ends.
+        """
         try:
             with self._db.write() as session:
                 row = session.scalars(select(LeaseRow).where(LeaseRow.name == name).with_for_update()).one_or_none()
@@ -26,12 +31,12 @@ class LeaseStore:
                     session.add(row)
                 elif row.owner == owner:
                     row.expires_at = now + duration_s
-                elif row.expires_at <= now:
+                elif row.expires_at <= now or _lease(row) == silent:
                     row.owner, row.epoch, row.expires_at = owner, row.epoch + 1, now + duration_s
                 else:
                     return None
                 session.flush()
-                return Lease(row.name, row.owner, row.epoch, row.expires_at)
+                return _lease(row)
         except IntegrityError:  # another process made the first one at the same moment
             return None
 
@@ -48,4 +53,8 @@ class LeaseStore:
             row = session.get(LeaseRow, name)
             if row is None or row.expires_at <= now:
                 return None
-            return Lease(row.name, row.owner, row.epoch, row.expires_at)
+            return _lease(row)
+
+
+def _lease(row: LeaseRow) -> Lease:
+    return Lease(row.name, row.owner, row.epoch, row.expires_at)

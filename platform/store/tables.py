@@ -49,6 +49,7 @@ class TokenRow(Table):
     user: Mapped[str] = mapped_column(ForeignKey("users.name", ondelete="CASCADE"))
     label: Mapped[str] = mapped_column(String(100), default="")
     created_at: Mapped[float]
+    revoked_at: Mapped[float | None]
 
 
 class JobRow(Table):

@@ -2,19 +2,26 @@
 
     python tests/benchmarks/batch_search.py [--quick] [--json] [--only 3090|h800 ...]
 
-Llamas in float32 on an emulated RTX 3090 and H800, which are to this machine's CPU what those GPUs are to real models
-(`CASES` has the ratios, which are those of the executor's benchmark): links as slow against a layer's forward, memory
-for the same share of what layers keep. The search knows what the service's would: the profile of an emulated node as
-it is measured, whose efficiency is that of the GPU and wrong for this CPU, so that predictions are off.
+Llamas in float32 on an emulated RTX 3090 and H800. Links are as slow against a layer's forward as on those GPUs with
+real models, memory is for the same share of what layers keep (`CASES`). An operation of the GPU takes the time that it
+would take there (`Pace`), as copies over emulated links do: the CPU computes it in less, and the GPU then waits. How
+long this CPU takes says little, because it does the optimizer's work and the copies too, and is another one from minute
+to minute: with nothing else to do, it took a third longer for the same batch than two minutes before.
+
+The planner knows links and memory, and is wrong about compute: it takes the GPU for half as fast again as it is, and
+for as fast with few rows as with many. So predictions are off, and the search has to find out.
 
 Every batch that a plan fits for is trained for a few steps (`platform.trial.run_probe`), in this process and in random
 order. Then Ray Tune searches, with each probe in a process of its own; with ``--quick`` it is asked and told in this
-process, on shallower models and fewer batches. The fastest batches of all and the one that the search picks are then
-measured once more, in turn.
+process, on shallower models and fewer batches. The fastest batches of all (by their probes, and by those beside them,
+because one probe says little) and the one that the search picks are then measured in turns.
 
 - ``over_exhaustive_*``: seconds per token at the batch that the search picks, over those at the best of all, each the
-  median of its turns.
-- ``probes``: the most that one of the searches for speed has made; ``probes_*`` are those of each.
+  median of its turns; ``error_*`` is the standard error of this ratio.
+- ``batches_tried``: the most that one of the searches for speed has tried; ``batches_tried_*`` are those of each, and
+  ``probes_*`` count those that were repeated too.
+- ``late_*``: by which share the GPU's operations took longer than they should, because the CPU was not done: if it is
+  more than a percent, the figures are of this machine and not of the GPU.
 - ``largest_*``: what the search for the largest batch has found, the largest that fits, and its probes.
 """
 
@@ -22,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -34,8 +42,10 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in every training process of ours
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -43,7 +53,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lazytrain.jobs.data.rows import Rows
 from lazytrain.jobs.data.store import ListStore
 from lazytrain.jobs.errors import OutOfTime
-from lazytrain.jobs.executor import Emulated
+from lazytrain.jobs.executor.devices.cpu import EmulatedDevice
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.policy import Policy, lower
 from lazytrain.jobs.spec import JobSpec
@@ -53,16 +63,18 @@ from lazytrain.platform.logs import quiet_libraries
 from lazytrain.platform.planning import emulated, facts_of, model_of
 from lazytrain.platform.probe import measure
 from lazytrain.platform.settings import Settings
-from lazytrain.platform.trial import Order, run_probe
+from lazytrain.platform.trial import Order, Report, run_probe, standard_error
 from lazytrain.platform.tuning import SearchOrder, search_batch
 from lazytrain.schedulers.batch_search import Objective, Probe
+from lazytrain.schedulers.costs import forward_seconds, program_seconds
 from lazytrain.schedulers.guided_search import GuidedSearch
 from lazytrain.schedulers.hardware import HardwareProfile, hardware
 from lazytrain.schedulers.planner import Plan, plan
 
 VOCABULARY, HEADS = 768, 4
 SOLVE_SECONDS = 5.0
-FINALISTS = 3
+FINALISTS = 2
+"""Of those that are fastest by their own probes, and of those that are by what is beside them too."""
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "max_batch")
 
 
@@ -73,8 +85,10 @@ class Case(NamedTuple):
     width: int
     rows: int
     length: int
+    forward_s: float
+    """Seconds of a layer's forward."""
     load_over_forward: float
-    """Seconds of a layer's load over those of its forward."""
+    """Seconds of a layer's load over those."""
     most: int
     """Rows up to which batches are tried."""
     products_that_fit: float
@@ -82,9 +96,48 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "3090": Case("RTX3090", 224, 6, 52, 0.37, 24, 0.878),
-    "h800": Case("H800", 96, 23, 26, 0.94, 40, 0.791),
+    "3090": Case("RTX3090", 64, 6, 52, 0.015, 0.37, 24, 0.878),
+    "h800": Case("H800", 64, 23, 26, 0.016, 0.94, 40, 0.791),
 }
+HALF_ROWS = 0.15
+"""With this part of the case's rows a GPU computes half as fast as with very many."""
+BELIEVED = 1.5
+"""How much faster than it is the planner takes the GPU for, at the case's rows."""
+
+
+@dataclass
+class Pace:
+    """Lets operations of an emulated GPU take as long as those of one that computes as ``profile`` says at ``rows``."""
+
+    profile: HardwareProfile
+    rows: int
+    late_s: float = 0.0
+    should_s: float = 0.0
+
+    def run(self, order: Order, policy: Policy, facts: ModelFacts) -> Report:
+        """A probe at this pace."""
+        half = HALF_ROWS * self.rows
+        slower = (self.rows + half) / self.rows * policy.micro_batch / (policy.micro_batch + half)
+        program = lower(policy, facts)
+        costs = program_seconds(program, facts, computing(self.profile, slower))
+        seconds = {op.id: cost for op, cost in zip(program.ops, costs, strict=True)}
+        ended = EmulatedDevice.compute_ended
+
+        def in_time(device: EmulatedDevice, op: str, started: float) -> None:
+            left = started + seconds[op] - time.perf_counter()
+            self.late_s, self.should_s = self.late_s + max(0.0, -left), self.should_s + seconds[op]
+            if left > 0:
+                time.sleep(left)
+            ended(device, op, started)
+
+        with patch.object(EmulatedDevice, "compute_ended", in_time):
+            return run_probe(order, policy, facts)
+
+
+def computing(profile: HardwareProfile, factor: float) -> HardwareProfile:
+    """The profile of a GPU that computes ``factor`` times as fast."""
+    rates = {**profile.faster(factor), "operation_overhead_s": profile.operation_overhead_s / factor}
+    return profile.model_copy(update=rates)
 
 
 @dataclass
@@ -98,8 +151,11 @@ class Bench:
     exhaustive_s: float
     """How long each batch is measured by the exhaustive search."""
     probe_s: float
-    """How long a probe of the search measures, in the service two seconds."""
+    """How long a probe of the search measures."""
     profile: HardwareProfile = field(init=False)
+    """What the planner knows."""
+    pace: Pace = field(init=False)
+    """What is."""
     _plans: dict[int, tuple[ModelFacts, Plan]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,6 +174,7 @@ class Bench:
         })  # fmt: skip
         self.model = model_of(self.spec)
         self.profile = self._scaled()
+        self.pace = Pace(computing(self.profile, 1 / BELIEVED), self.case.rows)
 
     def plan_batch(self, batch: int) -> tuple[ModelFacts, Plan]:
         """As the job's planner answers; a batch is planned once."""
@@ -147,21 +204,12 @@ class Bench:
         node, facts = measure(base).profile, self._facts(self.case.rows)
         layer = facts.layers[0]
         kept = Policy.from_homes(facts, ["gpu"] * (self.layers + 1)).model_copy(update={"weight_slots": 3})
-        rate = layer.weight_bytes / (self.case.load_over_forward * self._forward_s(kept, facts))
+        rate = layer.weight_bytes / (self.case.load_over_forward * self.case.forward_s)
         room = int(self.case.products_that_fit * self.layers * layer.saved_matmul_bytes)
         memory = lower(kept, facts).peak_bytes("gpu") + room
-        return node.model_copy(update={"h2d_bytes_s": rate, "d2h_bytes_s": rate, "gpu_memory_bytes": memory})
-
-    def _forward_s(self, policy: Policy, facts: ModelFacts) -> float:
-        """Seconds of a layer's forward: a step is four of them for each layer where links are free, and little else."""
-        order = Order(spec=self.spec, device=Emulated(memory_bytes=1 << 34), rows=self._reference(), seconds=1.0)
-        return run_probe(order, policy, facts).step_s / (4 * self.layers)
-
-    def _reference(self) -> Rows:
-        store = ListStore()
-        for _ in range(self.case.rows):
-            store.append(torch.randint(0, VOCABULARY, (self.case.length,)).tolist(), [(1, self.case.length)], "", "")
-        return Rows(store)
+        links = {"h2d_bytes_s": rate, "d2h_bytes_s": rate, "gpu_memory_bytes": memory}
+        factor = BELIEVED * forward_seconds(layer, facts, node) / self.case.forward_s
+        return computing(node.model_copy(update=links), factor)
 
 
 def exhaustive(bench: Bench) -> dict[int, float]:
@@ -171,20 +219,29 @@ def exhaustive(bench: Bench) -> dict[int, float]:
     return {batch: rate for batch in order if (rate := probed(bench, batch, bench.exhaustive_s)) > 0}
 
 
-def final(bench: Bench, batches: set[int], turns: int) -> dict[int, float]:
-    """Tokens per second of these batches, the median of so many turns."""
+def finalists(known: dict[int, float]) -> set[int]:
+    """The fastest by their own probes, and by the median of theirs and those of the batches beside them."""
+    beside = {
+        batch: statistics.median(known[other] for other in (batch - 1, batch, batch + 1) if other in known)
+        for batch in known
+    }
+    return {batch for rates in (known, beside) for batch in sorted(rates, key=lambda b: -rates[b])[:FINALISTS]}
+
+
+def final(bench: Bench, batches: set[int], turns: int) -> dict[int, list[float]]:
+    """Tokens per second of these batches in so many turns."""
     found: dict[int, list[float]] = {batch: [] for batch in batches}
-    for _ in range(turns):
-        for batch in found:
-            found[batch].append(probed(bench, batch, bench.probe_s / 2))
-    return {batch: statistics.median(rates) for batch, rates in found.items()}
+    for turn in range(turns):
+        for batch in random.Random(turn).sample(sorted(found), len(found)):
+            found[batch].append(probed(bench, batch, bench.exhaustive_s))
+    return found
 
 
 def probed(bench: Bench, batch: int, seconds: float) -> float:
     """Tokens per second of a real probe in this process; 0 if it did not fit."""
     facts, answer = bench.plan_batch(batch)
     assert answer.policy is not None
-    report = run_probe(bench.order(seconds), answer.policy, facts)
+    report = bench.pace.run(bench.order(seconds), answer.policy, facts)
     return report.tokens_per_s if report.fits else 0.0
 
 
@@ -199,7 +256,7 @@ def with_tune(bench: Bench, objective: Objective) -> Picked:
     """The search as the service makes it; it needs a Ray."""
     order = SearchOrder(
         job_id=f"bench-{bench.case.gpu}-{objective}", plan_batch=bench.plan_batch,
-        run=partial(run_probe, bench.order(bench.probe_s)),
+        run=partial(bench.pace.run, bench.order(bench.probe_s)),
         low=1, high=bench.high, objective=objective, directory=bench.folder / "tune",
     )  # fmt: skip
     search = search_batch(order)
@@ -215,9 +272,11 @@ def asked_here(bench: Bench, objective: Objective) -> Picked:
 
     search, probes = GuidedSearch(1, bench.high, objective, expect), list[tuple[int, float]]()
     while (batch := search.ask()) is not None:
-        rate = probed(bench, batch, bench.probe_s)
-        probes.append((batch, rate))
-        search.tell(batch, Probe(rate > 0, rate))
+        facts, answer = bench.plan_batch(batch)
+        assert answer.policy is not None
+        report = bench.pace.run(bench.order(bench.probe_s), answer.policy, facts)
+        probes.append((batch, report.tokens_per_s))
+        search.tell(batch, Probe(report.fits, report.tokens_per_s, spread=report.spread))
     return Picked(search.best.batch, probes)
 
 
@@ -228,17 +287,21 @@ def judge(bench: Bench, name: str, turns: int, *, tune: bool) -> dict[str, Any]:
     took_s = time.monotonic() - began
     search = with_tune if tune else asked_here
     fastest, largest = (search(bench, objective) for objective in OBJECTIVES)
-    finalists = sorted(known, key=lambda batch: -known[batch])[:FINALISTS]
-    last = final(bench, {*finalists, fastest.batch}, turns)
+    turned = final(bench, finalists(known) | {fastest.batch}, turns)
+    last = {batch: statistics.median(rates) for batch, rates in turned.items()}
     best = max(last, key=lambda batch: last[batch])
+    errors = [standard_error(turned[batch]) for batch in (best, fastest.batch)]
     return {
         f"over_exhaustive_{name}": last[best] / last[fastest.batch],
+        f"error_{name}": 0.0 if best == fastest.batch else math.hypot(*errors),
+        f"batches_tried_{name}": len({batch for batch, _ in fastest.probes}),
         f"probes_{name}": len(fastest.probes),
+        f"late_{name}": bench.pace.late_s / bench.pace.should_s,
         f"picked_{name}": fastest.batch,
         f"best_{name}": best,
         f"tried_{name}": fastest.probes,
         f"largest_{name}": {"picked": largest.batch, "fits": max(known), "tried": largest.probes},
-        f"last_turns_{name}": {str(batch): round(rate, 1) for batch, rate in sorted(last.items())},
+        f"last_turns_{name}": {str(b): [round(rate, 1) for rate in rates] for b, rates in sorted(turned.items())},
         f"tokens_per_s_{name}": {str(batch): round(rate, 1) for batch, rate in sorted(known.items())},
         f"predicted_{name}": {
             str(batch): round(answer.predicted.tokens_per_s, 1)
@@ -253,9 +316,9 @@ def judge(bench: Bench, name: str, turns: int, *, tune: bool) -> dict[str, Any]:
 
 def run(names: list[str], *, quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    layers, turns, exhaustive_s, probe_s = (4, 1, 0.1, 0.3) if quick else (6, 3, 0.3, 2.0)
+    layers, turns, exhaustive_s, probe_s = (4, 1, 0.1, 0.3) if quick else (6, 3, 0.3, 4.0)
     with tempfile.TemporaryDirectory() as folder:
-        ray = None if quick else LocalRay(Settings(home=Path(folder), ray_auth="disabled"), kind="bench")
+        ray = None if quick else LocalRay(Settings(home=Path(folder), ray_auth="disabled"), kind="bench", cpus=1)
         for name in names:
             case = CASES[name]
             high = min(12, case.most) if quick else case.most
@@ -270,7 +333,7 @@ def run(names: list[str], *, quick: bool) -> dict[str, Any]:
         if ray is not None:
             ray.close()
     return {
-        "probes": max(found[f"probes_{name}"] for name in names),
+        "batches_tried": max(found[f"batches_tried_{name}"] for name in names),
         **found,
         "layers": layers,
         "turns": turns,
@@ -294,7 +357,8 @@ def main() -> None:
     for name in options.only:
         print(
             f"{name}: batch {result[f'picked_{name}']} after {result[f'probes_{name}']} probes, best "
-            f"{result[f'best_{name}']}: {result[f'over_exhaustive_{name}']:.3f} of its time per token"
+            f"{result[f'best_{name}']}: {result[f'over_exhaustive_{name}']:.3f} of its time per token "
+            f"(standard error {result[f'error_{name}']:.3f})"
         )
 
 

@@ -1,5 +1,7 @@
 """Whose a directory is, and reading of files that may be huge, damaged or absent."""
 
+import errno
+import os
 import resource
 import time
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lazytrain.jobs.errors import InputError
-from lazytrain.platform.artifacts import JobFiles, last_lines, read_json, read_log, read_rows, write_json
+from lazytrain.platform.artifacts import JobFiles, last_lines, read_json, read_log, read_rows, secret_file, write_json
 
 
 def test_a_directory_belongs_to_the_job_that_claimed_it(tmp_path: Path) -> None:
@@ -35,7 +37,9 @@ def test_every_attempt_has_files_of_its_own(tmp_path: Path) -> None:
     assert read_json(files.attempt(1).outcome) == {"status": "done"}
 
 
-@pytest.mark.parametrize("content", [b"", b'{"half', b"[1]", b"\xff\xfe", b'{"a": "' + b"x" * (2 << 20) + b'"}'])
+@pytest.mark.parametrize(
+    "content", [b"", b'{"half', b"[" * 100_000, b"[1]", b"\xff\xfe", b'{"a": "' + b"x" * (2 << 20) + b'"}']
+)
 def test_a_record_that_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "r.json").write_bytes(content)
     assert read_json(tmp_path / "r.json") is None
@@ -95,3 +99,38 @@ def test_a_log_read_in_parts_is_whole_again(tmp_path: Path) -> None:
             break
         found, offset = found + part, behind
     assert found == text
+
+
+def test_a_secret_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "token"
+    secret = secret_file(path)
+    assert len(secret) == 64
+    assert secret_file(path) == secret
+    assert [found.name for found in path.parent.iterdir()] == ["token"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    with pytest.raises(InputError, match="others may read"):
+        secret_file(path)
+
+
+def test_a_full_disk_leaves_no_empty_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody would know it."""
+    path = tmp_path / "token"
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(os, "fsync", full)
+        secret_file(path)
+    assert list(tmp_path.iterdir()) == []
+    path.touch(mode=0o600)
+    with pytest.raises(InputError, match="holds no secret"):
+        secret_file(path)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert read_json(tmp_path / "pipe") is None
+    assert read_log(tmp_path / "pipe") == ("", 0)
+    assert read_rows(tmp_path / "pipe") == ([], 0)

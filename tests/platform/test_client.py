@@ -1,5 +1,6 @@
 """The typed client against the API over a real socket."""
 
+import json
 import socket
 import threading
 from pathlib import Path
@@ -7,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from lazytrain.jobs.errors import Conflict, Forbidden, NotFound, SpecError, Unauthorized, Unreachable
+from lazytrain.jobs.errors import (
+    Conflict,
+    Forbidden,
+    LazytrainError,
+    NotFound,
+    SpecError,
+    TooMany,
+    Unauthorized,
+    Unreachable,
+)
 from lazytrain.jobs.lifecycle import JobState
 from lazytrain.platform.artifacts import JobFiles
 from lazytrain.platform.client import Client
@@ -165,3 +175,41 @@ def test_metrics_in_pieces(service: Service, client: Client, tmp_path: Path) -> 
     files.claim(job.id)
     files.metrics.write_text("".join(f'{{"step": {step}, "text": "{"x" * 1000}"}}\n' for step in range(2500)))
     assert [row["step"] for row in client.metrics(job.id)] == list(range(2500))
+
+
+def answers(server: socket.socket, said: list[str]) -> None:
+    """One connection after the other, each with the next of these answers; an empty one hangs up."""
+    for text in said:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(text.encode())
+
+
+def http(status: int, body: str) -> str:
+    return f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
+
+
+def refusal(status: int, code: str) -> str:
+    return http(status, json.dumps({"error": {"code": code, "message": "later, please"}}))
+
+
+def test_a_patient_client_waits_for_a_service_that_is_away_or_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazytrain.platform.client._PAUSE_S", 0.0)
+    busy, down = refusal(429, "too_many"), refusal(503, "unreachable")
+    me = http(200, json.dumps({"name": "ada", "role": "viewer"}))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        said = [busy, *["", "", "", ""], busy, down, me]
+        threading.Thread(target=answers, args=(server, said), daemon=True).start()
+        client = Client(f"http://127.0.0.1:{server.getsockname()[1]}", "token")
+        with pytest.raises(TooMany):
+            client.me()
+        assert client.patient().me().name == "ada"
+
+
+def test_another_program_at_its_address_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answers, args=(server, [http(200, "<html>hi</html>")]), daemon=True).start()
+        with pytest.raises(LazytrainError, match="is not this service") as caught:
+            Client(f"http://127.0.0.1:{server.getsockname()[1]}", "token").me()
+        assert "<html>hi" in caught.value.hint

@@ -1,5 +1,6 @@
 """Keeping processes running, with stand-ins for the service's own."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -101,3 +102,28 @@ def test_a_number_that_is_used_again_is_another_process(tmp_path: Path) -> None:
     assert me is not None
     place.note("one", me)
     assert place.process("one") == me
+
+
+def test_a_full_disk_does_not_end_the_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Process] = []
+
+    def note(place: Place, name: str, process: Process) -> None:
+        started.append(process)
+        if len(started) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Place, "note", note)
+    kept, place = supervisor._Kept("one", SLEEPER), Place(tmp_path)
+    (tmp_path / "logs").touch()  # no room for the log
+    kept.look(place, 0.0)
+    assert (kept.process, started) == (None, [])
+    kept.look(place, 0.1)
+    (tmp_path / "logs").unlink()
+    kept.look(place, 1.0)
+    assert kept.process is not None
+    try:
+        kept.look(place, 2.0)
+        assert started == [kept.process]  # it runs, though nobody could write down that it does
+    finally:
+        os.kill(kept.process.pid, signal.SIGKILL)
+        os.waitpid(kept.process.pid, 0)

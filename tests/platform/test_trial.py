@@ -75,3 +75,19 @@ def test_the_probed_batch_has_the_longest_rows_and_padding(order: Order, monkeyp
     assert batch.input_ids.shape == (3, max(map(len, order.rows.input_ids)))
     assert not bool(batch.attention_mask.bool().all())
     assert torch.equal(batch.labels != -100, (batch.labels != -100) & batch.attention_mask.bool())
+
+
+@pytest.mark.parametrize(
+    ("times", "error"),
+    [([1.0], 0.0), ([2.0, 2.0, 2.0], 0.0), ([0.9, 1.0, 1.1], 0.0724), ([0.99, 1.01] * 50, 0.00126)],
+)
+def test_how_well_a_median_is_known(times: list[float], error: float) -> None:
+    assert trial.standard_error(times) == pytest.approx(error, rel=0.01)
+
+
+def test_steps_are_measured_until_they_agree_or_the_time_is_up() -> None:
+    calm, restless = [1.0, 1.001, 0.999], [1.0, 2.0, 1.0]
+    assert not trial._told_enough(calm, 3.9, 4.0)
+    assert trial._told_enough(calm, 4.0, 4.0)
+    assert not trial._told_enough(restless, 11.9, 4.0)
+    assert trial._told_enough(restless, 12.0, 4.0)

@@ -47,6 +47,11 @@ class TestFolders:
         with pytest.raises(DataError, match="no data file in this folder"):
             prepare_from({"path": str(tmp_path)})
 
+    def test_a_pipe_is_refused_and_not_waited_for(self, prepare_from, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "rows.jsonl")
+        with pytest.raises(DataError, match="a pipe or a device"):
+            prepare_from({"path": str(tmp_path / "rows.jsonl")})
+
     def test_the_hub_without_network(self, prepare_from) -> None:
         with pytest.raises(DataError, match="cannot read nobody/nothing from the hub") as caught:
             prepare_from({"path": "hf://nobody/nothing"})

@@ -13,11 +13,15 @@ from lazytrain.platform.admission import Admission, AdmissionOrder
 from lazytrain.platform.admission.planner import PlannerProcess
 
 CHILD = """
-import json, os, sys
+import json, os, sys, time
 for line in sys.stdin:
     job = json.loads(line)["job"]
-    if job == "dies":
+    if job == "dies" or (job == "dies once" and not os.path.exists("died")):
+        open("died", "w").close()
         os._exit(9)
+    if job == "hangs":
+        while not os.path.exists("go on"):
+            time.sleep(0.01)
     if job == "bad":
         answer = {"error": {"code": "invalid_data", "message": "no usable row", "hint": "look", "field": ""}}
     else:
@@ -30,6 +34,7 @@ for line in sys.stdin:
 def planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannerProcess]:
     (tmp_path / "stand_in.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     made = PlannerProcess(tmp_path / "logs" / "planner.log", module="stand_in")
     yield made
     made.close()
@@ -85,11 +90,55 @@ def test_an_order_that_kills_the_process_is_given_up_and_the_others_are_planned(
     assert isinstance(found["later"], Admission)
 
 
+def test_a_process_that_was_killed_once_is_nobodys_fault(planner: PlannerProcess) -> None:
+    """The kernel ends a process when another one takes the memory."""
+    for job in ("dies once", "later"):
+        planner.submit(order(job))
+    found = gather(planner, 2)
+    assert isinstance(found["dies once"], Admission)
+    assert isinstance(found["later"], Admission)
+
+
+def test_a_slow_job_keeps_no_other_waiting(planner: PlannerProcess, tmp_path: Path) -> None:
+    now = 0.0
+    planner._clock = lambda: now
+    for job in ("hangs", "behind", "third"):
+        planner.submit(order(job))
+    assert planner.results() == {}
+    now = 61.0
+    assert gather(planner, 2).keys() == {"behind", "third"}
+    assert len(planner._workers) == 2
+    (tmp_path / "go on").touch()
+    assert gather(planner, 1).keys() == {"hangs"}
+    planner.submit(order("again"))
+    assert gather(planner, 1).keys() == {"again"}
+    planner.results()
+    assert len(planner._workers) == 1  # one is enough again
+
+
+def test_a_large_order_does_not_wait_for_a_process_that_is_busy(planner: PlannerProcess, tmp_path: Path) -> None:
+    """A pipe holds 64 KiB, and the controller has other things to do."""
+    large = AdmissionOrder(job="large", spec={"x": "y" * (1 << 20)}, profiles={}, cache="")
+    planner.submit(order("hangs"))
+    began = time.monotonic()
+    planner.submit(large)
+    assert time.monotonic() - began < 5
+    (tmp_path / "go on").touch()
+    assert gather(planner, 2).keys() == {"hangs", "large"}
+
+
+def test_a_planner_that_cannot_be_started_is_tried_again(planner: PlannerProcess, tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()  # no folder for its log
+    planner.submit(order("good"))
+    assert planner.results() == {}
+    (tmp_path / "logs").unlink()
+    assert gather(planner, 1).keys() == {"good"}
+
+
 def test_the_process_does_not_outlive_the_controller(planner: PlannerProcess) -> None:
     planner.submit(order("good"))
     gather(planner, 1)
-    process = planner._process
-    assert process is not None
+    process = planner._workers[0].process
     assert process.stdin is not None
     process.stdin.close()  # which the kernel does when we die
     assert process.wait(20) == 0

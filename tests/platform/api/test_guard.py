@@ -155,3 +155,66 @@ def test_twenty_threads_with_one_key_make_one_job(service: Service) -> None:
     assert len(service.store.jobs.list()) == 1
     other = service.submit(headers={"Idempotency-Key": "k"}, train={"seed": 1})
     assert (other.status_code, other.json()["error"]["code"]) == (409, "conflict")
+
+
+def test_a_stranger_cannot_fill_the_disk_with_refusals(service: Service) -> None:
+    strangers = [
+        {"Authorization": "Bearer x"},
+        {"Host": "evil.test"},
+        {"Origin": "http://evil.test"},
+        {"Content-Type": "text/plain"},
+    ]
+    for headers in strangers * 15:
+        client = service.client(None, **headers)
+        assert client.post("/api/v1/jobs", content="{}").status_code in (401, 403, 415, 429)
+    assert 0 < len(service.store.audit.list(limit=1000)) <= 12
+
+
+def test_what_somebody_asked_for_is_not_everybodys_to_see(service: Service) -> None:
+    job = service.submit("ada").json()["id"]
+    (mine,) = service.client("ada").post(f"/api/v1/jobs/{job}/pause", json={}).json()["requests"]
+    (of_admin,) = service.client("root").post(f"/api/v1/jobs/{job}/stop", json={}).json()["requests"]
+    seen = {
+        (user, number): service.client(user).get(f"/api/v1/requests/{number}").status_code
+        for user in ("ada", "ben", "root")
+        for number in (mine, of_admin)
+    }
+    assert seen == {
+        ("ada", mine): 200, ("ada", of_admin): 200,
+        ("ben", mine): 404, ("ben", of_admin): 404,
+        ("root", mine): 200, ("root", of_admin): 200,
+    }  # fmt: skip
+
+
+def test_the_only_admin_stays_one(service: Service) -> None:
+    answer = service.client("root").put("/api/v1/users/root", json={"role": "viewer"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
+    assert service.client("root").put("/api/v1/users/eve", json={"role": "admin"}).status_code == 200
+    assert service.client("root").put("/api/v1/users/root", json={"role": "viewer"}).status_code == 200
+
+
+def nested(depth: int) -> str:
+    return '{"spec": {"x": ' + "[" * depth + "]" * depth + "}}"
+
+
+ODD_BODIES = [
+    "", " ", "null", "[]", "0", '"spec"', "{}", '{"spec": null}', '{"spec": []}', '{"spec": {}}', "[" * 100_000,
+    nested(240), nested(5_000), nested(100_000), '{"spec": {"name": NaN}}', '{"spec": {"train": {"batch": 1e999}}}',
+    '{"spec": {"train": {"seed": ' + "9" * 5000 + "}}}",
+    '{"spec": {"name": "\\ud800"}}', '{"spec": {"name": "\\u0000"}}',
+    '{"spec": {}, "after": ["' + "j" * 100_000 + '"]}', '{"spec": {}, "spec": {}}', "\xff\xfe", "{" * 3,
+    '{"spec": {"name": "a"}, "after": [' + ",".join(['"j-0123456789"'] * 101) + "]}",
+]  # fmt: skip
+
+
+def test_odd_bodies_are_refused_in_words(new_service: Any) -> None:
+    service = new_service(requests_per_minute=10**6)
+    client, sent = service.client("root"), {"Content-Type": "application/json"}
+    changing = [(method, path) for method, path in routes(service) if method in CHANGES]
+    for method, path in changing:
+        for body in ODD_BODIES:
+            answer = client.request(method, path, content=body.encode("latin-1"), headers=sent)
+            where = (method, path, body[:40])
+            assert answer.status_code < 500, where
+            assert answer.status_code < 300 or answer.json()["error"]["message"], where
+    assert service.store.jobs.list() == []

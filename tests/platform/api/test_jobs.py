@@ -336,3 +336,15 @@ def test_unknown_addresses_and_methods_are_errors_like_any_other(service: Servic
         answer = service.client().request(method, path, **({"json": {}} if method == "PUT" else {}))
         assert answer.status_code == status
         assert set(answer.json()["error"]) == {"code", "message", "hint", "field"}
+
+
+@pytest.mark.parametrize("beat", ["{}", '{"step": "x"}', '{"step_s": 1e999}', "[" * 100_000])
+def test_what_a_user_writes_into_a_folder_breaks_nobodys_list(service: Service, lease: Lease, beat: str) -> None:
+    job = job_of(service)
+    files = run_files(service, job)
+    start(service, job, lease)
+    files.attempt(1).path.mkdir(parents=True)
+    files.attempt(1).beat.write_text(beat)
+    files.metrics.write_text('{"tokens_per_s": %s, "loss": 1e999, "gpu_bytes": true}\n' % ("9" * 400))
+    for address in ("jobs", f"jobs/{job}", "queue"):
+        assert service.client("root").get(f"/api/v1/{address}").status_code == 200, address

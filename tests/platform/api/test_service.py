@@ -40,3 +40,17 @@ def test_the_first_token_is_made_once_for_its_owner_alone(tmp_path: Path) -> Non
     settings.api_token_path.chmod(0o644)
     with pytest.raises(InputError, match="others may read"):
         first_user(store, settings)
+
+
+def test_a_first_token_that_was_replaced_does_not_come_back(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "home")
+    store = Store(f"sqlite:///{tmp_path / 'store.db'}")
+    name = first_user(store, settings).name
+    leaked = settings.api_token_path.read_text()
+    store.people.revoke_tokens(name, 1.0)
+    first_user(store, settings)  # the service starts again
+    assert store.people.who(leaked) is None
+    settings.api_token_path.unlink()  # what the hint says
+    first_user(store, settings)
+    found: Any = store.people.who(settings.api_token_path.read_text())
+    assert found.name == name

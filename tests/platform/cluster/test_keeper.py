@@ -89,3 +89,13 @@ def test_when_the_keeper_itself_is_killed_its_command_ends(kept: Any) -> None:
     assert psutil.wait_procs([main], timeout=10)[1] == []
     for child in children[1:]:  # nobody is left who could know of it
         os.kill(child.pid, signal.SIGKILL)
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_cost_the_word_of_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(keeper.time, "sleep", lambda seconds: (waited.append(seconds), (tmp_path / "there").mkdir()))
+    keeper._write_in_time(tmp_path / "there" / "exit.json", {"exit_code": 0})
+    assert json.loads((tmp_path / "there" / "exit.json").read_text()) == {"exit_code": 0}
+    assert waited == [1.0]

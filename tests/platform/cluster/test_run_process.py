@@ -11,8 +11,8 @@ from lazytrain.jobs import train as train_module
 from lazytrain.jobs.errors import CheckpointError, DataError, NonFiniteGradient, OutOfMemory
 from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
-from lazytrain.platform.artifacts import JobFiles, read_json, write_json
-from lazytrain.platform.cluster.run_process import main
+from lazytrain.platform.artifacts import AttemptFiles, JobFiles, read_json, write_json
+from lazytrain.platform.cluster.run_process import Pulse, main
 from lazytrain.platform.cluster.runs import RunOrder
 from lazytrain.platform.planning import facts_of, find_model
 
@@ -102,3 +102,16 @@ def test_errors_in_its_own_words(
     assert (outcome["step"], outcome["loss"], outcome["node"]) == (2, None, "a")
     assert outcome["message"]
     assert ("Traceback" in capfd.readouterr().err) is (code == "unexpected" or "CUDA" in str(error))
+
+
+def test_a_pulse_outlives_a_full_disk(tmp_path: Path) -> None:
+    files = AttemptFiles(tmp_path / "there" / "0001")
+    (tmp_path / "there").touch()  # no folder can be made
+    pulse = Pulse(files)
+    pulse.told(paused=True)
+    (tmp_path / "there").unlink()
+    pulse.hear({"step": 3, "total_steps": 9, "loss": float("inf")})
+    pulse.stop()
+    beat = read_json(files.beat)
+    assert beat is not None
+    assert (beat["step"], beat["paused"], pulse.loss) == (3, True, None)  # no record can hold another loss

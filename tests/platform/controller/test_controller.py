@@ -109,6 +109,8 @@ def test_a_job_that_nobody_can_measure_now_waits_and_is_asked_about_again(world:
     assert world.job(job).sentence == "waits to be planned: no node that trains is there"
     del world.planner.answers["good"]
     world.steps(3)
+    assert world.state(job) is S.QUEUED  # not in every step
+    world.steps(3, seconds=30)
     assert world.state(job) is S.STARTING
 
 

@@ -37,7 +37,7 @@ def test_the_class_of_a_failure(outcome: dict[str, Any], failure: Failure) -> No
 
 def test_the_verdicts() -> None:
     fresh, tired = Tally(0, 0, 0, 2), Tally(2, 2, 1, 2)
-    refused, again = {Failure.USER_ERROR}, {Failure.GPU_BUSY}
+    refused, again = {Failure.USER_ERROR}, {Failure.GPU_BUSY, Failure.DISK_FULL}
     assert {f for f in Failure if not judge(f, fresh).again} == refused
     assert {f for f in Failure if judge(f, tired).again} == again
     assert judge(Failure.UNKNOWN, Tally(0, 3, 0, 9)).pause_s == 80

@@ -58,3 +58,19 @@ def test_every_end_is_told(world: World) -> None:
 def test_the_controller_comes_back_without_waiting_for_torch() -> None:
     code = "import sys, lazytrain.platform.controller.service; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_one_that_cannot_be_told_keeps_no_other_from_it() -> None:
+    told: SimpleQueue[list[str]] = SimpleQueue()
+
+    def run(found: list[str]) -> None:
+        told.put(found)
+        if found == ["a"]:
+            raise BlockingIOError("no process to be had")
+        if found == ["b"]:
+            raise subprocess.TimeoutExpired("mlflow", 600)
+
+    tell = Telling("a.module", run=run)
+    for name in ("a", "b", "c"):
+        tell(name)
+        assert told.get(timeout=20) == [name]

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy.exc import InterfaceError
+from sqlalchemy.exc import TimeoutError as NoConnection
 
 from lazytrain.jobs.errors import InputError, Unreachable
 from lazytrain.platform.store.database import Database
@@ -45,3 +47,11 @@ def test_a_server_that_does_not_answer_is_named_without_its_password() -> None:
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
     Database(f"sqlite:///{tmp_path / 'a' / 'store.db'}")
     assert (tmp_path / "a" / "store.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_no_connection_in_time_is_a_server_that_does_not_answer(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'store.db'}")
+    with pytest.raises(Unreachable, match="QueuePool limit"), database.read():
+        raise NoConnection("QueuePool limit of size 10 overflow 10 reached")
+    with pytest.raises(Unreachable, match="the connection is closed"), database.write():
+        raise InterfaceError("SELECT 1", {}, Exception("the connection is closed"))

@@ -102,7 +102,8 @@ def test_every_step_can_be_taken_back(url: str) -> None:
         migrate(url, after)
         migrate(url, before)
     common = {table: rows for table, rows in written.items() if engine_has(url, table)}
-    assert_kept(url, common)
+    assert held(url, "tokens", ["digest"]) == []  # they were revoked, which an earlier version cannot know
+    assert_kept(url, {table: rows for table, rows in common.items() if table != "tokens"})
     migrate(url, "base")
     assert not engine_has(url, "jobs")
     migrate(url, REVISIONS[-1])

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import text
 
-from lazytrain.jobs.errors import NotFound
+from lazytrain.jobs.errors import Conflict, NotFound
 from lazytrain.platform.store import AuditEntry, Node, Role, Store
 
 
@@ -22,8 +22,18 @@ def test_a_token_stands_for_its_user_and_is_not_stored(store: Store) -> None:
     assert store.people.who(token + "x") is None
     with store._database.read() as session:
         assert token not in str(session.execute(text("SELECT * FROM tokens")).all())
-    store.people.revoke_tokens("ada")
+    store.people.revoke_tokens("ada", 2.0)
     assert store.people.who(token) is None
+    store.people.accept_token(token, "ada", 3.0)  # as at every start, while it is in a file
+    assert store.people.who(token) is None
+
+
+def test_somebody_is_an_admin(store: Store) -> None:
+    store.people.add("root", Role.ADMIN, 1.0)
+    with pytest.raises(Conflict, match="root is the only admin"):
+        store.people.add("root", Role.VIEWER, 2.0)
+    store.people.add("ada", Role.ADMIN, 3.0)
+    assert store.people.add("root", Role.VIEWER, 4.0).role is Role.VIEWER
 
 
 def test_a_token_of_nobody(store: Store) -> None:
@@ -84,6 +94,16 @@ def test_one_leader_until_its_lease_runs_out(store: Store) -> None:
     assert store.leases.holder("controller", 20.0) == second
     store.leases.give_back(second)
     assert store.leases.holder("controller", 20.0) is None
+
+
+def test_a_silent_owner_loses_the_lease_whenever_it_ends(store: Store) -> None:
+    first = store.leases.take("controller", "one", 1e9, 10.0)
+    assert store.leases.take("controller", "two", 0.0, 10.0, silent=None) is None
+    renewed = store.leases.take("controller", "one", 1e9 + 3, 10.0)
+    assert store.leases.take("controller", "two", 0.0, 10.0, silent=first) is None  # it has been heard of since
+    second = store.leases.take("controller", "two", 0.0, 10.0, silent=renewed)
+    assert second is not None and renewed is not None
+    assert (second.epoch, second.expires_at) == (renewed.epoch + 1, 10.0)
 
 
 def test_many_ask_for_a_new_lease_at_once(store: Store) -> None:
