@@ -28,7 +28,7 @@ from typing import IO, Literal
 
 from pydantic import ValidationError
 
-from .errors import CheckpointError, InputError
+from .errors import CheckpointError, InputError, LazytrainError
 from .frozen import Frozen, digest
 from .spec import JobSpec, load_spec
 
@@ -38,8 +38,13 @@ SHAPING = ("model", "data", "train", "lora", "optimizer")
 MAY_CHANGE = {"batch", "cache"}
 """Keys of them that it can: how many rows a step takes, and where tokenized rows are kept."""
 
+WATCHED = ".owner"
+"""A file in the directories of a service's jobs. The service knows better how they ended, and says so itself; it never
+has two of a job's processes train at once."""
 _PATIENCE_S = 0.5
 """For the lock: who only asks whether a run lives holds it for a moment."""
+_PATIENCE_WATCHED_S = 60.0
+"""The same in a directory of the service's: what MLflow has to hear of the process before is told under the lock."""
 
 State = Literal["running", "done", "stopped", "failed", "lost"]
 
@@ -77,7 +82,8 @@ class RunDirectory:
     def claimed(self, spec: JobSpec) -> Iterator[None]:
         """Hold the directory for this process.
 
-        Raises InputError if another process has it or it cannot be written, CheckpointError if another job has it.
+        Raises InputError if another process has it or it cannot be written, CheckpointError if another job has it;
+        LazytrainError if a service's MLflow has not heard of the process before for a minute.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -85,10 +91,9 @@ class RunDirectory:
         except OSError as error:
             raise self._unwritable(error) from error
         with lock:
-            if not _taken(lock, patience_s=_PATIENCE_S):
-                raise InputError(
-                    f"another process is training in {self.path}", hint="give every run its own output.dir"
-                )
+            watched = (self.path / WATCHED).exists()
+            if not _taken(lock, patience_s=_PATIENCE_WATCHED_S if watched else _PATIENCE_S):
+                raise self._held(watched)
             try:
                 self._own(spec)
                 self._begin()
@@ -141,6 +146,12 @@ class RunDirectory:
             return RunStatus.model_validate_json(self.status_file.read_bytes())
         except (OSError, ValidationError):
             return None
+
+    def _held(self, watched: bool) -> LazytrainError:
+        if watched:
+            words = f"{self.path} is still held by whoever tells MLflow of the process that trained here before"
+            return LazytrainError(words, hint="see whether MLflow answers")
+        return InputError(f"another process is training in {self.path}", hint="give every run its own output.dir")
 
     def _unwritable(self, error: OSError) -> InputError:
         return InputError(f"cannot write to {self.path}: {error.strerror}", hint="set output.dir, or free some space")

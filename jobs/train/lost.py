@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import LazytrainError
-from ..run_directory import RunDirectory
+from ..run_directory import WATCHED, RunDirectory
 from ..tracking import end_lost_run
 
 log = logging.getLogger(__name__)
-WATCHED = ".owner"
-"""A file in the directories of a service's jobs: the service knows better how they ended, and says so itself."""
 
 
 def reconcile(run_dir: str | Path) -> bool:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +36,7 @@ class PlannerProcess:
     """Implements `values.Planner`. A process is started when there is something to plan, and again if it dies; another
     one while an order is slow and others wait.
 
-    Orders of higher priority go first, and then older ones.
+    Orders of higher priority go first, then those of users who have fewer before them, and then older ones.
     """
 
     def __init__(
@@ -122,23 +123,36 @@ class PlannerProcess:
 
     def _feed(self) -> None:
         """Let the process that is not slow have the next orders; one more process than slow orders is enough."""
-        taken, now = self._taken(), self._clock()
-        rest = [order for order in self._waiting.values() if order.job not in taken]
-        rest.sort(key=lambda order: -order.priority)  # the sort keeps the older ones first
+        now = self._clock()
         quick = [worker for worker in self._workers if not worker.slow(now)]
         for extra in [worker for worker in quick[1:] if not worker.sent]:
             extra.end()
             self._workers.remove(extra)
-        for order in rest:
-            worker = quick[0] if quick else self._start()
-            if worker is None or len(worker.sent) >= _AHEAD:
+        worker = quick[0] if quick else None
+        if worker is None and len(self._workers) >= _MOST_PROCESSES:
+            return
+        while worker is None or len(worker.sent) < _AHEAD:
+            order = self._next()
+            worker = (worker or self._start()) if order is not None else None
+            if order is None or worker is None:
                 return
-            quick = [worker]
             worker.send(order.job, json.dumps(asdict(order)), now)
 
+    def _next(self) -> AdmissionOrder | Question | None:
+        """Of the highest priority, the first of the user of whom the fewest others are before it: whoever submits
+        thousands waits for them, and nobody else does."""
+        taken, before = self._taken(), Counter[tuple[int, str]]()
+        best: tuple[int, int] | None = None
+        found: AdmissionOrder | Question | None = None
+        for order in self._waiting.values():
+            whose = (order.priority, getattr(order, "user", ""))
+            place = (-order.priority, before[whose])
+            before[whose] += 1
+            if order.job not in taken and (best is None or place < best):
+                best, found = place, order
+        return found
+
     def _start(self) -> _Worker | None:
-        if len(self._workers) >= _MOST_PROCESSES:
-            return None
         try:
             worker = _Worker(self._command, self._log_file)
         except OSError as error:  # no room for its log, or for one more process: tried again at the next look

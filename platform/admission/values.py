@@ -76,6 +76,8 @@ class AdmissionOrder:
     """The batch that was fixed by an earlier admission."""
     priority: int = 0
     """Orders of higher priority are planned first."""
+    user: str = ""
+    """Whose job it is: users take turns."""
 
 
 @dataclass(frozen=True, kw_only=True)

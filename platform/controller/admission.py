@@ -110,6 +110,7 @@ def _have_planned(desk: Desk, unplanned: _Unplanned) -> None:
             memory_share=LESS**job.replans,
             batch=_fixed_batch(desk, job),
             priority=job.priority,
+            user=job.user,
         )
     )
     desk.notes.ordered[job.id] = unplanned.asked

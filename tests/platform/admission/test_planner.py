@@ -40,8 +40,8 @@ def planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planner
     made.close()
 
 
-def order(job: str, priority: int = 50) -> AdmissionOrder:
-    return AdmissionOrder(job=job, spec={}, profiles={}, cache="", priority=priority)
+def order(job: str, priority: int = 50, user: str = "") -> AdmissionOrder:
+    return AdmissionOrder(job=job, spec={}, profiles={}, cache="", priority=priority, user=user)
 
 
 def gather(planner: PlannerProcess, count: int) -> dict[str, Any]:
@@ -78,6 +78,17 @@ def test_an_urgent_job_does_not_wait_for_all_that_came_before_it(planner: Planne
     answered: list[str] = []
     wait_for(lambda: len(answered.extend(planner.results()) or answered) == 6)  # type: ignore[func-returns-value]
     assert answered == ["a", "b", "urgent", "e", "c", "d"]
+
+
+def test_whoever_submits_thousands_keeps_nobody_else_waiting(planner: PlannerProcess) -> None:
+    many = [f"a{number}" for number in range(6)]
+    for job in many:
+        planner.submit(order(job, user="ada"))
+    for job in ("b0", "b1"):
+        planner.submit(order(job, user="ben"))
+    answered: list[str] = []
+    wait_for(lambda: len(answered.extend(planner.results()) or answered) == 8)  # type: ignore[func-returns-value]
+    assert answered.index("b1") < answered.index("a4")
 
 
 def test_an_order_that_kills_the_process_is_given_up_and_the_others_are_planned(planner: PlannerProcess) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from lazytrain.jobs.errors import Conflict, NotFound
 from lazytrain.jobs.lifecycle import JobState
-from lazytrain.platform.store import Action, Lease, Move, NewJob, Role, Stale, Store
+from lazytrain.platform.store import Action, Lease, Move, NewJob, Role, Stale, Store, jobs
 
 Make = Callable[..., NewJob]
 START = Move(JobState.STARTING, "starting", "starts on a")
@@ -154,6 +154,21 @@ def test_lists_are_newest_first_and_filtered(store: Store, lease: Lease, new_job
     assert store.jobs.count() == {JobState.QUEUED: 2, JobState.STARTING: 1}
     store.jobs.annotate(jobs[1], 9.0, lease, removed_at=9.0)
     assert store.jobs.count(user="ben") == {}
+
+
+def test_more_jobs_than_a_statement_takes(
+    store: Store, lease: Lease, new_job: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = (store.jobs.create(new_job(), at)[0] for at in (1.0, 2.0, 3.0))
+    store.jobs.finish_stage(first, "plan", {"a": 1}, 4.0, lease)
+    others = [f"j-{number:010x}" for number in range(1 << 35, (1 << 35) + 33_000)]
+    assert store.jobs.stage_times([*others, first.id], "plan") == {first.id: 4.0}
+    monkeypatch.setattr(jobs, "_MOST_IN", 2)
+    asked = [first.id, *others[:5], second.id, *others[5:8], third.id]
+    assert [job.id for job in store.jobs.list(ids=asked)] == [third.id, second.id, first.id]
+    assert [job.id for job in store.jobs.list(ids=asked, limit=2)] == [third.id, second.id]
+    assert store.jobs.stages_of(asked, "plan") == {first.id: {"a": 1}}
+    assert store.jobs.list(ids=[]) == []
 
 
 def test_everything_is_there_after_opening_again(url: str, store: Store, lease: Lease, new_job: Make) -> None:
