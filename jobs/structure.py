@@ -175,8 +175,9 @@ class _Watch(TorchDispatchMode):
         super().__exit__(*exception)
         for path, module in self._candidates.items():
             del module.forward
-            if self._before[path] is not None:
-                module.forward = self._before[path]
+            before = self._before[path]
+            if before is not None:
+                module.forward = before
 
     def strays_in(self) -> set[str]:
         """Candidates whose parameters were read outside their call."""

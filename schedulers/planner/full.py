@@ -139,11 +139,10 @@ class Search(Fastest):
         plain = _is_shape(family) and not (
             family.residents[1] or family.nvme[1] or family.blocks[1] or family.parked[1]
         )
-        same = plain and self.question.accumulation <= MOST_MICRO_BATCHES
-        return Bound(family, exact.bound_s) if exact is not None and same else None
+        return Bound(family, exact.bound_s) if exact is not None and plain else None
 
     def _goes_on(self) -> bool:
-        """Whether there is work left that may be done: less where exact programs see too little to prove anything."""
+        """Whether there is work left that may be done: less of it with many micro-batches, where it gains less."""
         self.out_of_time = self.question.seconds_left() <= 0
         share = 1 if self.question.accumulation <= MOST_MICRO_BATCHES else 2
         work_left = self.certificate.solved < FAMILIES // share and len(self.programs) < PROGRAMS // share
@@ -208,8 +207,6 @@ class Search(Fastest):
                 break
             problem = _smaller(problem, short, layers)
         assert first is not None
-        if problem.repeats:
-            first = replace(first, bound_s=0.0)  # the micro-batches that repeat are timed by a guess
         self.programs[key] = first
         return first
 

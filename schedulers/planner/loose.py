@@ -122,11 +122,6 @@ class LooseTiming(Timing):
             read = self._parked_seconds("nvme_read", states.moved)
             self.model.add_linear_constraint(self.turn >= read + each * layers)
 
-    def _load_unit(self, u: int, ahead: int) -> Term:
-        """What may have been loaded before a micro-batch that begins at time zero costs it nothing."""
-        first = self._began_again and len(self.mains) < ahead
-        return self.last["h2d"] if first else super()._load_unit(u, ahead)
-
     @property
     def _slots_ahead(self) -> int:
         return self.family.weights[1]

@@ -2,7 +2,7 @@
 
 One variable for the end of each operation, one constraint for each that it waits for; times are in units of the
 problem's horizon. Of more than two micro-batches, those after the first are one: it begins at time zero, when all that
-those before it had to do is done, and takes its time as often as there are such.
+those before it had to do is done, and takes its time as often as there are such. No step is faster than that says.
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ class Timing(Streams):
     # ---- forward
 
     def _load_unit(self, u: int, ahead: int) -> Term:
-        """Load a unit that is no layer."""
+        """Load a unit that is no layer; one that may come before a micro-batch begins at time zero costs it nothing."""
+        if self._began_again and len(self.mains) < ahead:
+            return self.last["h2d"]
         freed = [self.mains[-ahead]] if len(self.mains) >= ahead else []
         seconds = self.units[u].weight_bytes * self._per_byte(self.profile.h2d_bytes_s)
         return self._on("h2d", seconds, self.updated[u], *freed)

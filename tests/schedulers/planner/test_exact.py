@@ -232,13 +232,13 @@ def test_parked_state_takes_as_long_as_in_the_simulator(make_facts: Make, make_p
 def test_micro_batches_that_repeat_take_about_as_long_as_in_the_simulator(
     make_facts: Make, make_profile: Machine, seed: int
 ) -> None:
-    """What one leaves to the next, a copy under way or a load ahead, is the difference."""
+    """And never longer: what one leaves to the next, a copy under way or a load ahead, is the difference."""
     choose = random.Random(seed)
     facts, profile = draw_facts(make_facts, choose, choose.randint(4, 9)), draw_profile(make_profile, choose)
     policy = draw_policy(facts, choose, 6, ["gpu", "host"])
     expected = simulate(policy, facts, profile).step_s
     problem = Problem(facts, profile, PLENTY, shape_of(policy), expected * 1.5, 12, 2, repeats=4)
-    assert step_of(policy, problem) == pytest.approx(expected, rel=0.12)
+    assert 0.88 * expected <= step_of(policy, problem) <= expected * (1 + 1e-6)
 
 
 def test_the_second_solver_agrees_on_a_long_chain(make_facts: Make, make_profile: Machine) -> None:
