@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-_BELOW_FP32 = (1 << 29) - 1
-"""The bits of an fp64 number that an fp32 number has no place for."""
-_TIE = 1 << 28
+_KEPT_BITS = 35
+"""The leading bits of an fp64 number that an fp32 number has places for."""
+_TIE = -(1 << 63)
+"""The other bits, moved to the front, of a number in the middle between two fp32 numbers."""
 _SMALLEST = 2.0**-126
 """Below it, fp32 numbers have fewer bits."""
 
@@ -21,29 +22,47 @@ def fused(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor | float) -> 
     b, c = _fp32(b), _fp32(c)
     total = a.double().mul_(b).add_(c)
     rounded = total.float()
-    if total.device.type == "cpu" and _doubtful(total, rounded):
-        return _rounded_to_odd(a.double().mul_(b), c, total).float()
+    if total.device.type == "cpu" and total.numel():
+        _correct(rounded, total, a, b, c)
     return rounded
+
+
+def _correct(
+    rounded: torch.Tensor, total: torch.Tensor, a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor | float
+) -> None:
+    """Round again, exactly, what may have been rounded wrongly."""
+    tie = int(_below(total).min()) == _TIE  # takes a third of what comparing each takes
+    small = float(rounded.abs().min()) < _SMALLEST
+    if not tie and not small:
+        return
+    doubtful = _below(total) == _TIE
+    if small:
+        doubtful |= (rounded.abs() < _SMALLEST) & (total != 0)
+    where = doubtful.nonzero(as_tuple=True)
+    product = a[where].double() * _at(b, total, where)
+    rounded[where] = _rounded_to_odd(product, _at(c, total, where)).float()
+
+
+def _at(value: torch.Tensor | float, like: torch.Tensor, where: tuple[torch.Tensor, ...]) -> torch.Tensor | float:
+    return value.expand_as(like)[where].double() if isinstance(value, torch.Tensor) else value
 
 
 def _fp32(value: torch.Tensor | float) -> torch.Tensor | float:
     return value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float32).item()
 
 
-def _doubtful(total: torch.Tensor, rounded: torch.Tensor) -> bool:
-    if bool(total.view(torch.int64).bitwise_and(_BELOW_FP32).eq_(_TIE).any()):
-        return True
-    small = rounded.abs() < _SMALLEST
-    return bool(small.any()) and bool(small.logical_and_(total != 0).any())
+def _below(total: torch.Tensor) -> torch.Tensor:
+    return total.view(torch.int64).bitwise_left_shift(_KEPT_BITS)
 
 
-def _rounded_to_odd(product: torch.Tensor, added: torch.Tensor | float, total: torch.Tensor) -> torch.Tensor:
-    """``total`` with an odd last bit wherever it is not the exact sum: rounding it on gives what the exact sum gives.
+def _rounded_to_odd(product: torch.Tensor, added: torch.Tensor | float) -> torch.Tensor:
+    """Their sum with an odd last bit wherever it is not exact: rounding it on gives what the exact sum gives.
 
-    (Boldo and Melquiond 2008; Knuth's two-sum tells what ``total`` lacks.)
+    (Boldo and Melquiond 2008; Knuth's two-sum tells what the sum lacks.)
     """
+    total = product + added
     part = total - product
-    lacks = (product - (total - part)).add_(added - part)
+    lacks = (product - (total - part)) + (added - part)
     bits = total.view(torch.int64)
     toward = torch.where((lacks > 0) == (total > 0), 1, -1)
     inexact = ((lacks > 0) | (lacks < 0)) & (bits & 1 == 0)

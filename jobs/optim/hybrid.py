@@ -276,7 +276,7 @@ def _check_numbers(
     wrong = {
         "lr": (lr, lr >= 0, "0 or more"),
         "betas": (betas, all(0 <= beta < 1 for beta in betas), "in [0, 1)"),
-        "eps": (eps, eps >= 0, "0 or more"),
+        "eps": (eps, eps > 0, "above 0, or weights whose gradients were all 0 become NaN"),
         "weight_decay": (weight_decay, weight_decay >= 0, "0 or more"),
         "max_grad_norm": (max_grad_norm, max_grad_norm is None or max_grad_norm > 0, "above 0, or None not to clip"),
     }

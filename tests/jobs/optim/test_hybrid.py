@@ -279,6 +279,7 @@ def test_closure_and_zero_grad() -> None:
         {"lr": -1.0},
         {"betas": (0.9, 1.0)},
         {"eps": -1e-8},
+        {"eps": 0.0},
         {"weight_decay": -0.1},
         {"max_grad_norm": 0.0},
         {"state_bits": 4},
