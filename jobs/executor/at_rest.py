@@ -19,75 +19,13 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from ..errors import ProgramError
-from ..layout import Segment
 from ..replay import outside_inference_mode
+from .homes import BITS, Home, Keeper, Window, refuse
 from .stores import HostUnit
 from .stores.parameters import NOTED_VERSION
 
-_BITS = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
 
-
-@dataclass(frozen=True)
-class Keeper:
-    """What the parameters of one streamed model have in common."""
-
-    device: torch.device
-    flush: Callable[[], None]
-    """Returns when no update of the weights is under way."""
-    change: Callable[[], None]
-    """Comes before somebody writes weights."""
-    has_gradients: Callable[[], bool]
-    """Whether a step is under way whose gradients exist, and are not shown to a trainer."""
-
-
-@dataclass(frozen=True, eq=False)
-class Home:
-    """Where the values of one parameter are."""
-
-    name: str
-    unit: HostUnit
-    segment: Segment
-    keeper: Keeper
-
-    @property
-    def seen(self) -> torch.Tensor:
-        """The values on the host, in the dtype that streams; they may be in the middle of an update."""
-        return self.part(0, self.segment.numel).view(self.segment.shape)
-
-    def part(self, start: int, stop: int) -> torch.Tensor:
-        """Elements ``start`` to ``stop`` of the flat values."""
-        return self.unit.weights.streamed[self.segment.offset + start : self.segment.offset + stop]
-
-    def write(self, values: torch.Tensor, start: int) -> None:
-        """Take these values, flat, from element ``start`` on; those that are as they were keep what lies below them."""
-        self.keeper.change()
-        first, bits = self.segment.offset + start, _BITS[values.dtype]
-        new, before = values.detach().cpu(), self.part(start, start + values.numel())
-        master = self.unit.weights.master()[first : first + values.numel()]
-        changed = new.view(bits) != before.view(bits)
-        self.unit.weights.load_master(torch.where(changed, new.float(), master), first)
-
-
-@dataclass(frozen=True)
-class Window:
-    """A parameter at rest, or a view of one: what of its values it shows."""
-
-    home: Home
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    learns: bool
-    """Whether what is computed from it would have a gradient."""
-
-    @property
-    def stop(self) -> int:
-        """Behind the last element that it shows."""
-        if 0 in self.size:
-            return self.offset
-        return self.offset + 1 + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
-
-
-class _AtRest:
+class _AtRest(torch.Tensor):
     """What parameters at rest and views of them answer."""
 
     @classmethod
@@ -113,7 +51,7 @@ class Resting(_AtRest, nn.Parameter):
         return nn.Parameter(self.detach().clone(), self.requires_grad).__reduce_ex__(protocol)
 
 
-class RestingView(_AtRest, torch.Tensor):
+class RestingView(_AtRest):
     """Part of a parameter at rest, or all of it without a gradient (``p.data``, ``p.detach()``, ``p[3:]``)."""
 
     _window: Window
@@ -121,7 +59,7 @@ class RestingView(_AtRest, torch.Tensor):
     @classmethod
     def of(cls, window: Window) -> RestingView:
         held = torch.empty(0, dtype=window.home.unit.dtype, device=window.home.keeper.device)
-        view: RestingView = torch.Tensor._make_subclass(cls, held)  # type: ignore[assignment]
+        view: RestingView = torch.Tensor._make_subclass(cls, held)
         view._window = window
         return view
 
@@ -138,7 +76,7 @@ def check_parameters(model: nn.Module) -> None:
             raise ProgramError(
                 f"{name} is a {type(parameter).__name__} and no plain parameter", hint="this model cannot be streamed"
             )
-        if parameter.dtype not in _BITS:
+        if parameter.dtype not in BITS:
             raise ProgramError(
                 f"{name} is {parameter.dtype}: weights stream in float32 or bfloat16",
                 hint="model.to(torch.bfloat16), or model.float(), before stream()",
@@ -207,11 +145,13 @@ class _Opened:
         for values, tensor in self.given:
             if result is values:
                 return tensor
+        if result.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(result):
+            return result  # which has no memory of its own to share
         storage = result.untyped_storage()._cdata
         for home, (first, copy) in self.copies.items():
             if copy.numel() and copy.untyped_storage()._cdata == storage:
                 if result.dtype != copy.dtype:
-                    _refuse(home.name, f"be viewed as {result.dtype}", "clone() it first")
+                    refuse(home.name, f"be viewed as {result.dtype}", "clone() it first")
                 offset = first + int(result.storage_offset())
                 return RestingView.of(Window(home, result.size(), result.stride(), offset, result.requires_grad))
         return result
@@ -239,7 +179,7 @@ def _copied(home: Home, start: int, stop: int, *, learns: bool) -> torch.Tensor:
 
 
 def _lose(name: str, gradient: torch.Tensor) -> NoReturn:
-    _refuse(
+    refuse(
         name,
         "have a gradient of what is computed of it outside a forward of the model",
         "detach() it there; weight decay is the optimizer's (weight_decay=...)",
@@ -252,10 +192,6 @@ def _window(tensor: Any) -> Window:
     home: Home = tensor._home
     seen = home.seen
     return Window(home, seen.size(), seen.stride(), 0, tensor.requires_grad)
-
-
-def _refuse(name: str, what: str, hint: str) -> NoReturn:
-    raise ProgramError(f"{name} is a parameter of a streamed model, which cannot {what}", hint=hint)
 
 
 def _of_shape(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -284,14 +220,14 @@ def _gradient(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """``.grad``: None as long as there are no gradients, or only those that a trainer was shown."""
     parameter = args[0]
     if isinstance(parameter, Resting) and parameter.requires_grad and parameter._home.keeper.has_gradients():
-        _refuse(
+        refuse(
             parameter._home.name,
             "have its gradient in .grad",
             "read streamed.gradients(), forget them with streamed.zero_grad(), and let streamed.step() clip "
             "(max_grad_norm of the optimizer); loops that clip themselves take streamed.trainer_optimizer()",
         )
     if len(args) > 1 and args[1] is not None:
-        _refuse(_window(parameter).home.name, "be given a gradient", "let backward() make it")
+        refuse(_window(parameter).home.name, "be given a gradient", "let backward() make it")
     return func(*args, **kwargs)
 
 
@@ -303,7 +239,7 @@ def _set_data(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None
     values = _on_values(torch.clone, (given,), {}) if isinstance(given, _AtRest) else given
     same = isinstance(parameter, Resting) and (values.shape, values.dtype) == (window.size, unit.dtype)
     if not same or values.device.type != device.type:
-        _refuse(name, "be given memory of another shape, dtype or device", "resize or convert it before stream()")
+        refuse(name, "be given memory of another shape, dtype or device", "resize or convert it before stream()")
     with outside_inference_mode():
         window.home.write(values.detach().reshape(-1), 0)
 
@@ -311,7 +247,7 @@ def _set_data(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None
 def _refused(what: str, hint: str) -> Callable[..., NoReturn]:
     def refused(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NoReturn:
         rests = [leaf for leaf in tree_flatten((tuple(args), dict(kwargs)))[0] if isinstance(leaf, _AtRest)]
-        _refuse(_window(rests[0]).home.name, what, hint)
+        refuse(_window(rests[0]).home.name, what, hint)
 
     return refused
 
@@ -324,6 +260,7 @@ def _methods(names: str) -> set[Any]:
     return {getattr(torch.Tensor, name) for name in names.split()}
 
 
+_GRAD: Any = torch.Tensor.grad
 _AS_THEY_ARE = frozenset(
     _getters("dtype device layout requires_grad is_leaf grad_fn _version is_cuda is_cpu is_meta is_sparse is_quantized")
     | _getters("is_mkldnn is_nested is_xpu is_mps retains_grad _backward_hooks output_nr")
@@ -340,9 +277,7 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     ),
     **dict.fromkeys(_methods("numpy __array__"), _array),
     **dict.fromkeys(_methods("__repr__ __format__"), _written_out),
-    torch.Tensor.grad.__get__: _gradient,  # type: ignore[attr-defined]
-    torch.Tensor.grad.__set__: _gradient,  # type: ignore[attr-defined]
-    torch.Tensor.grad.__delete__: _gradient,  # type: ignore[attr-defined]
+    **dict.fromkeys((_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__), _gradient),
     torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     **dict.fromkeys(
         _methods("data_ptr untyped_storage storage _typed_storage __dlpack__ set_ resize_ resize_as_ share_memory_"),

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import ProgramError
-from .at_rest import Keeper
+from .homes import Keeper
 from .stores import HostUnit
 
 

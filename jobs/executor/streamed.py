@@ -21,10 +21,11 @@ from ..policy import Policy
 from ..structure import LOOSE, own_parameters, path_of
 from ..timeline import Timeline
 from . import failures
-from .at_rest import Keeper, check_parameters, lay_to_rest, let_go
+from .at_rest import check_parameters, lay_to_rest, let_go
 from .buffers import Buffers
 from .devices import Device, Emulated, Event, open_device
 from .engine import Engine
+from .homes import Keeper
 from .kernels import apply_liger, compile_layers
 from .model_state import ModelState
 from .patches import Patches, inner_model, is_streamed, patch_methods

@@ -87,12 +87,13 @@ class TrainerOptimizer(torch.optim.Optimizer):
         scales = [
             left / (share * self._norm) for left, share in zip(self._stand_in.grad.tolist(), _SHARES, strict=True)
         ]
-        if math.isfinite(sum(scales)) and not math.isclose(*scales, rel_tol=1e-3):
+        first, second = scales
+        if math.isfinite(first + second) and not math.isclose(first, second, rel_tol=1e-3):
             raise ProgramError(
                 "the trainer clips gradients one by one, which a streamed model does not show it",
                 hint="clip by the global norm (max_grad_norm), or not at all",
             )
-        return scales[0]
+        return first
 
     def hide_norm(self) -> None:
         """There are no gradients any more."""

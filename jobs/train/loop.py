@@ -90,6 +90,7 @@ class Loop:
         self._started = time.monotonic()
         setup = self.setup
         setup.objective.begin(self.streamed, setup.data, setup.directory.path, pad_id(setup.tokenizer))
+        self.streamed.model.train()  # a model that was loaded is in evaluation mode, where nothing is dropped
         if self.evaluation.generates and not self.step and self.state.exact_match_before is None:
             self.state.exact_match_before = self.evaluation.exact_match(self.setup.directory.verdicts).rate
             self.report({"exact_match": self.state.exact_match_before})

@@ -84,6 +84,8 @@ READINGS = {
     "like": lambda p: torch.zeros_like(p),
     "into another": lambda p: torch.zeros(p.shape).copy_(p),
     "flat": lambda p: nn.utils.parameters_to_vector([p, p]),
+    "sparse": lambda p: p.detach().to_sparse().to_dense(),
+    "mapped": lambda p: torch.func.vmap(lambda x: p.detach()[3].sum() * x)(torch.ones(3)),
 }
 
 

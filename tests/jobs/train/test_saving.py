@@ -59,7 +59,7 @@ def test_a_slow_disk_saves_the_state_of_its_step_while_the_next_one_runs(
 
 
 def test_buffers_are_saved_as_they_were_after_the_step(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One counts the forwards; the disk stands still until the next step has run its own."""
+    """One counts the forwards in training mode; the disk stands still until the next step has run its own."""
     from lazytrain.jobs.train import setup
 
     load, seen, next_step = setup.load_model, [], threading.Event()
@@ -67,8 +67,11 @@ def test_buffers_are_saved_as_they_were_after_the_step(job: Path, monkeypatch: p
     def counting(section):
         model, tokenizer = load(section)
         model.model.norm.register_buffer("forwards", torch.zeros(()))
-        model.model.norm.register_forward_pre_hook(lambda module, inputs: module.forwards.add_(module.training))
+        model.model.norm.register_forward_pre_hook(count)
         return model, tokenizer
+
+    def count(module, inputs) -> None:
+        module.forwards += module.training
 
     def on_point(name: str) -> None:
         seen.append(name)
