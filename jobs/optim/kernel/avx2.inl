@@ -86,7 +86,8 @@ INLINE void decode_m(const uint8_t* from, Pair to[2]) {
         Pair values = widened(or_(bits, all_16(Momentum::base >> 16)));
         values = {subtract(values.lo, zero), subtract(values.hi, zero)};
         Pair sign = widened(signs);
-        to[half] = {as_floats(or_(as_ints(sign.lo), as_ints(values.lo))), as_floats(or_(as_ints(sign.hi), as_ints(values.hi)))};
+        to[half] = {as_floats(or_(as_ints(sign.lo), as_ints(values.lo))),
+                    as_floats(or_(as_ints(sign.hi), as_ints(values.hi)))};
     }
 }
 

@@ -15,14 +15,12 @@ INLINE Ints load(const void* from) { return _mm512_loadu_si512(from); }
 INLINE void store(float* to, Floats values) { _mm512_storeu_ps(to, values); }
 INLINE void store(void* to, Ints values) { _mm512_storeu_si512(to, values); }
 INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
-INLINE Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 INLINE Floats square_root(Floats a) { return _mm512_sqrt_ps(a); }
 INLINE Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 INLINE Ints add_16(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
-INLINE Ints or_(Ints a, Ints b) { return _mm512_or_si512(a, b); }
 // The sign of `a` and the magnitude of a number that is not negative; `sign` is the bit of signs.
 INLINE Floats with_sign_of(Floats a, Floats positive, Floats sign) {
     return as_floats(_mm512_ternarylogic_epi32(as_ints(a), as_ints(positive), as_ints(sign), 0xEC));
