@@ -93,7 +93,7 @@ class TrainerOptimizer(torch.optim.Optimizer):
                 "the trainer clips gradients one by one, which a streamed model does not show it",
                 hint="clip by the global norm (max_grad_norm), or not at all",
             )
-        return first
+        return float(first)
 
     def hide_norm(self) -> None:
         """There are no gradients any more."""
