@@ -84,10 +84,8 @@ class TrainerOptimizer(torch.optim.Optimizer):
     def _trainers_scale(self) -> float:
         if self._norm is None or self._stand_in.grad is None or not 0 < self._norm < math.inf:
             return 1.0
-        scales = [
-            left / (share * self._norm) for left, share in zip(self._stand_in.grad.tolist(), _SHARES, strict=True)
-        ]
-        first, second = scales
+        left: list[float] = self._stand_in.grad.tolist()
+        first, second = (value / (share * self._norm) for value, share in zip(left, _SHARES, strict=True))
         if math.isfinite(first + second) and not math.isclose(first, second, rel_tol=1e-3):
             raise ProgramError(
                 "the trainer clips gradients one by one, which a streamed model does not show it",
