@@ -5,8 +5,12 @@
 Each case draws a Llama, a batch, links and a budget, and lets the full planner, a fixed rule or chance decide the
 policy. Three traced steps with every boundary on the GPU, in which layers keep nothing, products, and everything in
 turn, calibrate links, CPU work, forwards, and what a backward takes after each; then the drawn policy runs and its
-median step time, peak device bytes and host bytes are held against the prediction. ``off_before_calibration`` says how
-far the probe's profile was from the three steps. ``plans`` counts planned runs on a device that has exactly the budget,
+median step time, peak device bytes and host bytes are held against the prediction. Three more such steps follow it:
+``step_error`` is that of a prediction from all six, ``step_error_from_before`` that from the first three alone, and
+``machine_drift`` how much faster the machine's compute had become from the first three to the last.
+``off_before_calibration`` says how far the probe's profile was from the first three steps. ``peak_gpu_error`` is that
+of what a plan promises; ``peak_over_time_error`` that of the peak on the simulated timeline, which is reached later or
+never where copies are as fast as predicted. ``plans`` counts planned runs on a device that has exactly the budget,
 ``oom`` how many of them ran out of memory. Everything runs on this machine's CPU, so the figures mean something only
 while it is quiet: ``load`` is recorded for each case.
 """
@@ -40,6 +44,7 @@ from lazytrain.jobs.introspect import model_facts
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.optim import HybridAdamW
 from lazytrain.jobs.policy import Policy, lower
+from lazytrain.jobs.timeline import Timeline
 from lazytrain.platform.probe.rates import host_bytes_s, matmul_flops, update_parameters_s
 from lazytrain.schedulers.baselines import every_kth, keep_all, megatrain
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
@@ -49,6 +54,7 @@ from lazytrain.schedulers.simulator import predict, simulate
 
 CASES, PLANS, QUICK_CASES, QUICK_PLANS = 30, 50, 3, 4
 PROBE_STEPS, STEPS = 3, 5
+ERRORS = ("step_error", "step_error_from_before", "peak_gpu_error", "peak_over_time_error", "host_error")
 
 
 @dataclass(frozen=True)
@@ -111,8 +117,8 @@ def step(streamed: Streamed, case: Case) -> float:
     return time.perf_counter() - begun
 
 
-def calibrated(case: Case) -> tuple[HardwareProfile, dict[str, float]]:
-    """The profile after three probe steps, and how far off it was: measured over predicted speed, by stream."""
+def probed(case: Case) -> tuple[Policy, list[Timeline]]:
+    """Three traced steps, and the policy that they ran."""
     probe = Policy.from_homes(case.facts, ["gpu"] * (len(case.facts.layers) + 1))
     kept = itertools.cycle(("none", "matmuls", "all"))
     layers = [layer.model_copy(update={"internals": what}) for layer, what in zip(probe.layers, kept, strict=False)]
@@ -124,8 +130,7 @@ def calibrated(case: Case) -> tuple[HardwareProfile, dict[str, float]]:
             streamed.trace()  # each step's spans by themselves; the updates of the one before run, and count, in it
             step(streamed, case)
             timelines.append(streamed.timeline())
-    measured = Measured.of(timelines, probe, case.facts, case.profile)
-    return measured.calibrated(case.profile), measured.speeds
+    return probe, timelines
 
 
 def draw_policy(case: Case, profile: HardwareProfile, choose: random.Random) -> Policy:
@@ -150,24 +155,31 @@ def draw_policy(case: Case, profile: HardwareProfile, choose: random.Random) -> 
 
 def measure_case(case: Case, choose: random.Random) -> dict[str, Any]:
     """Predicted and measured of one policy."""
-    profile, speeds = calibrated(case)
-    policy = draw_policy(case, profile, choose)
-    predicted = predict(policy, case.facts, profile)
-    with open_stream(case, policy, predicted.peak_gpu_bytes) as streamed:
+    probe, first = probed(case)
+    before = Measured.of(first, probe, case.facts, case.profile)
+    policy = draw_policy(case, before.calibrated(case.profile), choose)
+    from_before = predict(policy, case.facts, before.calibrated(case.profile))
+    with open_stream(case, policy, from_before.peak_gpu_bytes) as streamed:
         step(streamed, case)
         seconds = [step(streamed, case) for _ in range(STEPS)]
         streamed.flush()
         peak, host = streamed.device.peak_bytes, sum(streamed.host_bytes().values())
+    last = probed(case)[1]
+    profile = Measured.of([*first, *last], probe, case.facts, case.profile).calibrated(case.profile)
+    after = Measured.of(last, probe, case.facts, case.profile)
+    predicted, measured = predict(policy, case.facts, profile), statistics.median(seconds)
     return {
         "layers": len(case.facts.layers),
         "parameters": case.facts.parameters,
         "homes": policy.count_homes(),
-        "off_before_calibration": {stream: round(1 / speed - 1, 3) for stream, speed in speeds.items()},
+        "off_before_calibration": {stream: round(1 / speed - 1, 3) for stream, speed in before.speeds.items()},
+        "machine_drift": after.speeds["compute"] / before.speeds["compute"] - 1,
         "predicted_step_s": predicted.step_s,
-        "measured_step_s": statistics.median(seconds),
-        "step_error": predicted.step_s / statistics.median(seconds) - 1,
-        "peak_gpu_error": simulate(policy, case.facts, profile).peak_bytes["gpu"] / peak - 1,
-        "peak_promised": predicted.peak_gpu_bytes / peak - 1,
+        "measured_step_s": measured,
+        "step_error": predicted.step_s / measured - 1,
+        "step_error_from_before": from_before.step_s / measured - 1,
+        "peak_gpu_error": predicted.peak_gpu_bytes / peak - 1,
+        "peak_over_time_error": simulate(policy, case.facts, profile).peak_bytes["gpu"] / peak - 1,
         "host_error": predicted.peak_host_bytes / host - 1,
     }
 
@@ -217,12 +229,11 @@ def run(*, quick: bool, kept: Kept) -> dict[str, Any]:
         kept.result(["plan", seed], partial(planned_run, base, random.Random(1000 + seed)))
         for seed in range(QUICK_PLANS if quick else PLANS)
     ]
-    errors = {name: [abs(case[name]) for case in cases] for name in ("step_error", "peak_gpu_error", "host_error")}
+    errors = {name: [abs(case[name]) for case in cases] for name in ERRORS}
     return {
-        "step_error_median": statistics.median(errors["step_error"]),
-        "step_error_worst": max(errors["step_error"]),
-        "peak_gpu_error": max(errors["peak_gpu_error"]),
-        "host_error": max(errors["host_error"]),
+        **{f"{name}_median": statistics.median(errors[name]) for name in ERRORS[:2]},
+        **{f"{name}_worst": max(errors[name]) for name in ERRORS},
+        "machine_drift_worst": max(abs(case["machine_drift"]) for case in cases),
         "plans": len(plans),
         "oom": sum(bool(plan["oom"]) for plan in plans),
         "simulate_80_layers_ms": milliseconds_of_80_layers(base),

@@ -73,7 +73,7 @@ def test_signing_out_ends_the_session_for_whoever_holds_its_word(lab: Lab) -> No
 
 def test_a_token_that_is_replaced_ends_its_sessions(lab: Lab) -> None:
     browser = lab.browser("ada")
-    lab.store.people.revoke_tokens("ada")
+    lab.store.people.revoke_tokens("ada", now=0.0)
     assert browser.get("/queue", follow_redirects=False).headers["location"].startswith("/login")
     script = browser.get("/queue?part=rows", headers={"HX-Request": "true"}, follow_redirects=False)
     assert (script.status_code, script.headers["hx-refresh"]) == (401, "true")
