@@ -52,7 +52,7 @@ def instruction_sets() -> tuple[str, ...]:
 def describe() -> str:
     """One line for people: what updates will use."""
     if not available():
-        return f"torch operations, some 50 times slower: {reason()}"
+        return f"torch operations, some 90 times slower: {reason()}"
     return f"native kernel, {instruction_sets()[-1]}, {usable_threads()} threads"
 
 
@@ -170,4 +170,4 @@ def _open(path: Path) -> tuple[ctypes.CDLL | None, str]:
 
 @functools.cache
 def _say_once() -> None:
-    log.warning("no native optimizer kernel, updates are some 50 times slower: %s", reason())
+    log.warning("no native optimizer kernel, updates are some 90 times slower: %s", reason())
