@@ -24,10 +24,11 @@ def zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:
     nbytes = numel * dtype.itemsize
     if nbytes < _LEAST_BYTES:
         return torch.zeros(numel, dtype=dtype)
-    memory = mapped(nbytes)
-    tensor = torch.frombuffer(memory, dtype=dtype)  # its storage holds the mapping
+    memory, begin = mapped(nbytes)
+    tensor = torch.frombuffer(memory, dtype=dtype, count=numel, offset=begin)  # its storage holds the mapping
     if sys.platform == "linux":
-        first, end = -tensor.data_ptr() % _LARGE_PAGE, (tensor.data_ptr() + nbytes) // _LARGE_PAGE * _LARGE_PAGE
+        first = begin + -tensor.data_ptr() % _LARGE_PAGE
+        end = begin + nbytes - (tensor.data_ptr() + nbytes) % _LARGE_PAGE
         with contextlib.suppress(OSError):  # a kernel without large pages has none to give
-            memory.madvise(mmap.MADV_HUGEPAGE, first, end - tensor.data_ptr() - first)
+            memory.madvise(mmap.MADV_HUGEPAGE, first, end - first)
     return tensor

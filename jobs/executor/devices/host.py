@@ -39,15 +39,15 @@ def page_aligned(
     """
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    memory = mapped(-(-nbytes // PAGE) * PAGE)
-    if (
-        sys.platform == "linux"
-    ):  # a page that a forked process shares may change places at the next write: not for a GPU
+    length = -(-nbytes // PAGE) * PAGE
+    memory, begin = mapped(length)
+    if sys.platform == "linux":
+        # A page that a forked process shares may change places at the next write: not for a GPU.
         memory.madvise(mmap.MADV_DONTFORK)
-    held = (ctypes.c_ubyte * nbytes).from_buffer(memory)  # the tensor's storage holds it
+    held = (ctypes.c_ubyte * nbytes).from_buffer(memory, begin)  # the tensor's storage holds it
     tensor = torch.frombuffer(held, dtype=torch.uint8)
     if node is not None:
-        _prefer(tensor.data_ptr(), len(memory), node)
+        _prefer(tensor.data_ptr(), length, node)
     if before_free is not None:
         finalizer = weakref.finalize(held, _free, memory, before_free, tensor.data_ptr())
         finalizer.atexit = False  # the process's end gives everything back
