@@ -45,41 +45,42 @@ class Step:
         return (1 - self.beta1) * self.scale
 
     @property
-    def unit(self) -> float:
-        """Of sqrt(v) while 8-bit states are updated: what the gradient adds to v is then the square of its share of m.
-
-        Neither the clip factor nor 1 - beta2 is multiplied once more.
-        """
-        return math.sqrt(1 - self.beta2) / (1 - self.beta1)
-
-    @property
     def square_factor(self) -> float:
         """Of the square of the gradient's share of m, where it enters v."""
-        return self.unit**2
+        return (1 - self.beta2) / (1 - self.beta1) ** 2
+
+    @property
+    def m_unit(self) -> float:
+        """Of m while 8-bit states are updated: in it the gradient adds itself, and nothing is multiplied first."""
+        return self.gradient_factor
+
+    @property
+    def root_unit(self) -> float:
+        """Of sqrt(v) while 8-bit states are updated: in it the gradient adds its square to v."""
+        return math.sqrt(1 - self.beta2) * self.scale
+
+    @property
+    def m_keep(self) -> float:
+        """What is kept of m, in ``m_unit``."""
+        return self.beta1 / self.m_unit
 
     @property
     def root_keep(self) -> float:
-        """What is kept of sqrt(v), in units of ``unit``."""
-        return math.sqrt(self.beta2) / self.unit
+        """What is kept of sqrt(v), in ``root_unit``."""
+        return math.sqrt(self.beta2) / self.root_unit
 
     @property
     def moves(self) -> bool:
         """Whether weights change at all; below, the factors of the denominator would leave fp32."""
         return self.lr > _SMALLEST_LR
 
-    @property
-    def root_factor(self) -> float:
-        """Of sqrt(v) in the denominator d of weights += m / d: both bias corrections and the learning rate."""
-        return float((1 - self.beta2**self.step) ** -0.5 * self._per_rate)
+    def denominator(self, m_unit: float = 1.0, root_unit: float = 1.0) -> tuple[float, float]:
+        """Factor of sqrt(v), and what is added, for the denominator d of weights += m / d, in units of m and sqrt(v).
 
-    @property
-    def eps_term(self) -> float:
-        """What is added to it."""
-        return self.eps * self._per_rate
-
-    @property
-    def _per_rate(self) -> float:
-        return -(1 - self.beta1**self.step) / self.lr if self.moves else -1.0
+        It holds both bias corrections and the learning rate.
+        """
+        per_rate = (-(1 - self.beta1**self.step) / self.lr if self.moves else -1.0) / m_unit
+        return (1 - self.beta2**self.step) ** -0.5 * root_unit * per_rate, self.eps * per_rate
 
 
 def step(buffers: Buffers, by: Step) -> None:
@@ -88,27 +89,27 @@ def step(buffers: Buffers, by: Step) -> None:
         _step_chunk(buffers.piece(start, stop), start, by)
 
 
-def update(weights: torch.Tensor, m: torch.Tensor, v: torch.Tensor, by: Step, unit: float = 1.0) -> torch.Tensor:
-    """The weights' move by the new ``m`` and ``v`` (in ``unit`` squared), all fp32 tensors of one shape, in place.
+def update(weights: torch.Tensor, m: torch.Tensor, v: torch.Tensor, by: Step, *units: float) -> torch.Tensor:
+    """The weights' move by the new ``m`` and ``v``, all fp32 tensors of one shape, in place; returns sqrt(v).
 
-    Returns sqrt(v).
+    ``units`` are those of m and sqrt(v), if they have any.
     """
     root = v.double().sqrt_().float()  # torch's own fp32 root is off by a bit in one of five
     if by.moves:
-        denominator = fused(root, by.root_factor * unit, by.eps_term)
-        weights.add_(fused(weights, by.shrink, m / denominator))
+        weights.add_(fused(weights, by.shrink, m / fused(root, *by.denominator(*units))))
     return root
 
 
 def _step_chunk(b: Buffers, start: int, by: Step) -> None:
     weights = b.weights.float() if b.low is None else join(b.weights, b.low)
-    share = b.gradient.float() * by.gradient_factor
+    gradient = b.gradient.float()
     if b.m is not None and b.v is not None:
+        share = gradient * by.gradient_factor
         b.m.copy_(fused(b.m, by.beta1, share))
         b.v.copy_(fused(b.v, by.beta2, share.square().mul_(by.square_factor)))
         update(weights, b.m, b.v, by)
     else:
-        _update_quantised(weights, share, b, start // b.block, by)
+        _update_quantised(weights, gradient, b, start // b.block, by)
     if not by.moves:
         return
     if b.low is not None:
@@ -119,14 +120,16 @@ def _step_chunk(b: Buffers, start: int, by: Step) -> None:
         b.weights.copy_(weights)
 
 
-def _update_quantised(weights: torch.Tensor, share: torch.Tensor, b: Buffers, first_block: int, by: Step) -> None:
+def _update_quantised(weights: torch.Tensor, gradient: torch.Tensor, b: Buffers, first_block: int, by: Step) -> None:
     m_codes, m_scales, v_codes, v_scales = b.quantised()
-    share = share.view(m_codes.shape)
-    m = fused(MOMENTUM.decode(m_codes), (m_scales * by.beta1).unsqueeze(1), share)
+    gradient = gradient.view(m_codes.shape)
+    m = fused(MOMENTUM.decode(m_codes), (m_scales * by.m_keep).unsqueeze(1), gradient)
     keep = (v_scales * by.root_keep).unsqueeze(1)
     old = fused(ROOT_VARIANCE.floats(v_codes), keep, -(keep * ROOT_VARIANCE.zero))
-    root = update(weights.view(m.shape), m, fused(old, old, share.square_()), by, by.unit)
+    v = fused(old, old, gradient.square())
+    root = update(weights.view(m.shape), m, v, by, by.m_unit, by.root_unit)
     noise = dither(by.step, first_block, *m_codes.shape)
     MOMENTUM.encode(m, m_codes, m_scales, noise)
     ROOT_VARIANCE.encode(root, v_codes, v_scales, noise)
-    v_scales.mul_(by.unit)
+    m_scales.mul_(by.m_unit)
+    v_scales.mul_(by.root_unit)

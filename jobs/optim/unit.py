@@ -21,7 +21,8 @@ from .split import join, split
 _WEIGHTS: dict[Master, str] = {"plain": "master", "split": "master.high", "stochastic": "weights"}
 """Names of the streamed weights in a saved state."""
 
-_SMALLEST_SCALE = 2.0**-40
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-30, 2.0**10
+"""Beyond these the gradient is multiplied first: in its own units the states' squares might leave fp32."""
 _PIECE = 1 << 20
 """Elements that are converted at a time."""
 
@@ -91,7 +92,7 @@ class UnitOptimizer:
         beta1, beta2 = options["betas"]
         if gradient.dtype not in (torch.bfloat16, torch.float32) or not gradient.is_contiguous():
             gradient = gradient.float().contiguous()
-        if not _SMALLEST_SCALE <= scale <= 1 / _SMALLEST_SCALE:  # its square would leave fp32
+        if not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
             gradient, scale = gradient.float() * scale, 1.0
         for part in self._parts:
             decay = options["weight_decay"] if part.decayed else 0.0

@@ -32,12 +32,14 @@ struct Task {
     int32_t master;
     int32_t moves;  // whether weights change
     float shrink;  // these are explained in ../adamw.py
-    float beta1;
+    float beta1;   // this and the next three are for fp32 states
     float gradient_factor;
     float beta2;
     float square_factor;
+    float m_unit;  // this and the next three are for 8-bit states
+    float root_unit;
+    float m_keep;
     float root_keep;
-    float unit;
     float root_factor;
     float eps_term;
     uint32_t code_word;
@@ -156,7 +158,7 @@ struct Kept {
 
 INLINE Kept kept_of(const Task& t, float m_scale, float v_scale) {
     const float root_keep = v_scale * t.root_keep;
-    return {m_scale * t.beta1, root_keep, -(RootVariance::zero * root_keep)};
+    return {m_scale * t.m_keep, root_keep, -(RootVariance::zero * root_keep)};
 }
 
 // What encoding it needs, after its scales have been written.
@@ -165,10 +167,10 @@ struct Coded {
 };
 
 INLINE Coded scaled_by(const Task& t, const Block& b, int32_t m_largest, int32_t root_largest) {
-    const float root_scale = scale_of<RootVariance>(root_largest);
-    *b.m_scale = scale_of<Momentum>(m_largest);
-    *b.v_scale = root_scale * t.unit;
-    return {1.0f / *b.m_scale, 1.0f / root_scale};
+    const float m_scale = scale_of<Momentum>(m_largest), root_scale = scale_of<RootVariance>(root_largest);
+    *b.m_scale = m_scale * t.m_unit;
+    *b.v_scale = root_scale * t.root_unit;
+    return {1.0f / m_scale, 1.0f / root_scale};
 }
 
 template <bool kHalf>
@@ -243,7 +245,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 }  // namespace
 
 // Raised with every change of the interface or of the arithmetic.
-EXPORT int32_t lazytrain_version() { return 7; }
+EXPORT int32_t lazytrain_version() { return 8; }
 
 // The widest instruction set of this processor that the library was built for.
 EXPORT int32_t lazytrain_instruction_set() {

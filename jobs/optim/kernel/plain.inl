@@ -74,10 +74,10 @@ static void step_8bit(const Task t, const Block b, float* scratch) {
     int32_t m_largest = 0, root_largest = 0;
 #pragma omp simd reduction(max : m_largest, root_largest)
     for (int64_t i = 0; i < b.numel; ++i) {
-        float share = read_gradient<kHalf>(b.gradient, i) * t.gradient_factor;
-        float m = fused(decode_m(b.m_codes[i]), kept.m_keep, share);
+        float gradient = read_gradient<kHalf>(b.gradient, i);
+        float m = fused(decode_m(b.m_codes[i]), kept.m_keep, gradient);
         float old = fused(float_of<RootVariance>(b.v_codes[i]), kept.root_keep, kept.root_zero);
-        float v = fused(old, old, share * share);
+        float v = fused(old, old, gradient * gradient);
         float root = move<kMaster>(t, b, i, b.weight_word + (uint32_t)i * kPerWeight, m, v);
         ms[i] = m;
         roots[i] = root;

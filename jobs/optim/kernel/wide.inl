@@ -43,8 +43,6 @@ INLINE Words shifted(const Words& words, int by) {
     return {shift_right_zeros(words.lo, by), shift_right_zeros(words.hi, by)};
 }
 
-INLINE Pair scaled(Pair values, Floats by) { return {mul(values.lo, by), mul(values.hi, by)}; }
-
 INLINE Pair squared(Pair values) { return {mul(values.lo, values.lo), mul(values.hi, values.hi)}; }
 
 INLINE Pair fused(Pair a, Pair b, Pair c) { return {fused(a.lo, b.lo, c.lo), fused(a.hi, b.hi, c.hi)}; }
@@ -90,12 +88,11 @@ INLINE V held(V value) {
 
 // What is the same for all blocks.
 struct Same {
-    Floats gradient_factor, root_factor, eps_term, shrink, m_zero, root_zero, sign;
+    Floats root_factor, eps_term, shrink, m_zero, root_zero, sign;
     Ints half, least;
 
     INLINE explicit Same(const Task& t)
-        : gradient_factor(held(all(t.gradient_factor))),
-          root_factor(held(all(t.root_factor))),
+        : root_factor(held(all(t.root_factor))),
           eps_term(held(all(t.eps_term))),
           shrink(held(all(t.shrink))),
           m_zero(held(all(Momentum::zero))),
@@ -133,10 +130,10 @@ struct Taking {
 
     INLINE void half(int number, int64_t at) {
         const int64_t i = at + number * 2 * kWidth;
-        const Pair share = scaled(load_gradient<kHalf>(t.gradient, start + i), same.gradient_factor);
-        const Pair m = fused(old_m[number], m_keep, share);
+        const Pair gradient = load_gradient<kHalf>(t.gradient, start + i);
+        const Pair m = fused(old_m[number], m_keep, gradient);
         const Pair old = fused(old_root[number], root_keep, root_zero);
-        const Pair v = fused(old, old, squared(share));
+        const Pair v = fused(old, old, squared(gradient));
         const Pair root = {square_root(v.lo), square_root(v.hi)};
         store(ms + i, m.lo);
         store(ms + i + kWidth, m.hi);
@@ -159,7 +156,7 @@ INLINE Inverses write_scales(const Task& t, int64_t index, const Taking<kHalf>& 
     __m128 scale = _mm_mul_ps(largest, _mm_setr_ps(Momentum::span, RootVariance::span, 0, 0));
     scale = _mm_min_ps(_mm_max_ps(scale, _mm_set1_ps(kSmallestScale)), _mm_set1_ps(kLargestScale));
     const __m128 inverse = _mm_div_ps(_mm_set1_ps(1.0f), scale);
-    const __m128 kept = _mm_mul_ps(scale, _mm_setr_ps(1.0f, t.unit, 0, 0));
+    const __m128 kept = _mm_mul_ps(scale, _mm_setr_ps(t.m_unit, t.root_unit, 0, 0));
     t.m_scales[index] = _mm_cvtss_f32(kept);
     t.v_scales[index] = _mm_cvtss_f32(_mm_movehdup_ps(kept));
     return {broadcast(inverse), broadcast(_mm_movehdup_ps(inverse))};

@@ -337,10 +337,13 @@ def test_a_learning_rate_of_zero_moves_states_only(kernel: str, dtype: torch.dty
     assert not same_bits(snapshot(unit), states)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e15])
-def test_gradients_far_from_one_are_scaled_before_they_are_squared(scale: float) -> None:
-    gradient = flat(1)
-    plain, scaled = (HybridAdamW().unit(LAYOUT, flat(0), torch.bfloat16) for _ in range(2))
-    plain.update(gradient, step=1, scale=1.0, lr=1e-2)
-    scaled.update(gradient / scale, step=1, scale=scale, lr=1e-2)
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 2.0**-30, 1e-6, 1e-2, 1e3, 2.0**11, 1e15])
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+def test_no_scale_of_a_gradient_takes_states_out_of_range(kernel: str, scale: float) -> None:
+    """8-bit states are updated in units of the gradient's, so what was before has to fit these as well."""
+    plain, scaled = (HybridAdamW(kernel=kernel).unit(LAYOUT, flat(0), torch.bfloat16) for _ in range(2))
+    for unit in (plain, scaled):
+        unit.update(flat(1), step=1, scale=1.0, lr=1e-2)
+    plain.update(flat(2), step=2, scale=1.0, lr=1e-2)
+    scaled.update(flat(2) / scale, step=2, scale=scale, lr=1e-2)
     torch.testing.assert_close(scaled.master(), plain.master(), rtol=1e-5, atol=1e-6)
