@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lazytrain.jobs.errors import InvariantBroken
-from lazytrain.jobs.executor import Emulated, steps, stream, streamed
+from lazytrain.jobs.executor import Emulated, opening, steps, stream
 from lazytrain.jobs.executor.devices import EmulatedDevice
 from lazytrain.jobs.introspect import model_facts
 from lazytrain.jobs.policy.lowering import lower
@@ -61,7 +61,7 @@ class Dawdling(EmulatedDevice):
 
 
 def gradients(model, facts, policy, device, monkeypatch):
-    monkeypatch.setattr(streamed, "open_device", lambda which: which)
+    monkeypatch.setattr(opening, "open_device", lambda which: which)
     with stream(model, policy, device=device, facts=facts, debug=True) as opened:
         for micro in range(policy.accumulation):
             opened.model(**batch(micro)).loss.backward()

@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from lazytrain.jobs.errors import HardwareError
-from lazytrain.jobs.executor import stream
-from lazytrain.jobs.executor import streamed as streamed_module
+from lazytrain.jobs.executor import opening, stream
 from lazytrain.jobs.executor.devices import CpuDevice, cuda
 from lazytrain.jobs.executor.devices.cuda import CudaDevice, CudaEvent
 from lazytrain.jobs.executor.stores.parameters import PartlyFrozen
@@ -125,7 +124,7 @@ def test_training_gives_the_bits_of_the_cpu(
     policy = policy.model_copy(update={"layers": layers})
     policy = policy.parked(optimizer=[3, 4], gradients=[4])
 
-    monkeypatch.setattr(streamed_module, "open_device", lambda which: OnTheCpu() if which == "cuda" else CpuDevice())
+    monkeypatch.setattr(opening, "open_device", lambda which: OnTheCpu() if which == "cuda" else CpuDevice())
 
     def train(device):
         optimizer = HybridAdamW(lr=1e-2, max_grad_norm=0.5, min_8bit_size=256)
@@ -163,7 +162,7 @@ def test_memory_that_is_read_into_from_nvme_is_first_left_by_compute(
 ):
     facts, device = facts_of("qwen3"), OnTheCpu()
     policy = Policy.from_homes(facts, ["nvme"] * 5 + ["gpu"]).model_copy(update={"direct_nvme": True})
-    monkeypatch.setattr(streamed_module, "open_device", lambda which: device)
+    monkeypatch.setattr(opening, "open_device", lambda which: device)
     stream_of_reads, waited_for = device.streams["nvme_read"], []
     submit = stream_of_reads.submit
 
@@ -297,7 +296,7 @@ def test_a_limit_on_pinned_memory_changes_no_bit(fake, make_model, facts_of, mak
     facts, weights = facts_of("qwen2"), []
     for limit in (None, 13 * 2**20, 0):
         limited = functools.partial(OnTheCpu, pinned_limit_bytes=limit)
-        monkeypatch.setattr(streamed_module, "open_device", lambda _, opened=limited: opened())
+        monkeypatch.setattr(opening, "open_device", lambda _, opened=limited: opened())
         policy = Policy.from_homes(facts, ["host"] * 5 + ["gpu"])
         with stream(
             make_model("qwen2"), policy, device="cuda", optimizer=HybridAdamW(lr=1e-2), facts=facts
