@@ -23,10 +23,10 @@ trains from scratch, by block size (``tests/benchmarks/codes.py``, results besid
 
     mantissa bits                      64      256     1024    4096
     m 4, v 5 (these)                   0.0416  0.0446  0.0500  0.0604
-    m 3, v 5                           0.0642  0.0658  0.0675  0.0698
+    m 3, v 5                           0.0642  0.0657  0.0675  0.0698
     m 5, v 5                           0.0425  0.0665  0.0952  0.1479
     m 4, v 4                           0.0593  0.0617  0.0667  0.0764
-    m 4, v 6                           0.0429  0.0434  0.0532  0.0708
+    m 4, v 6                           0.0363  0.0434  0.0532  0.0708
     m 4, v 5, nearest                  0.0442  0.0475  0.0513  0.0598
     bitsandbytes' tables, nearest      0.0450  0.0606  0.0788  0.0992
 
