@@ -97,12 +97,9 @@ def _copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 def _build(config: PretrainedConfig, dtype: torch.dtype, make: Callable[..., Any]) -> PreTrainedModel:
     try:
         try:
-            model: PreTrainedModel = make(config, dtype=dtype)
-        except RuntimeError as error:
-            if "swap" not in str(error):
-                raise
-            # the model converts parts of itself, which fake tensors do not bear
             model = _build_on_meta(make, config, dtype)
+        except RuntimeError:  # it reads values of what it makes, and small fake tensors know theirs
+            model = make(config, dtype=dtype)
     except ValueError as error:
         raise ModelError(
             f"{type(config).__name__} describes no causal language model that transformers knows",
@@ -112,20 +109,22 @@ def _build(config: PretrainedConfig, dtype: torch.dtype, make: Callable[..., Any
 
 
 def _build_on_meta(make: Callable[..., Any], config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with meta tensors, each then replaced by a fake one."""
+    """The model with meta tensors, which nobody fills with random numbers, each then replaced by a fake one."""
     with torch.utils._python_dispatch._disable_current_modes(), torch.device("meta"):
         model: PreTrainedModel = make(config, dtype=dtype)
-    fakes: dict[int, Any] = {}
+    fakes: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in fakes:
+            made = torch.empty(tensor.shape, dtype=tensor.dtype)
+            fakes[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+        return fakes[id(tensor)]
+
     for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                fake = fakes.setdefault(
-                    id(parameter), nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
-                )
-                module._parameters[name] = fake
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+        for places in (module._parameters, module._buffers, vars(module)):
+            for name, held in places.items():
+                if isinstance(held, torch.Tensor):
+                    places[name] = fake(held)
     return model
 
 

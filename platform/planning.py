@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,6 @@ from ..jobs.errors import DoesNotFit, HardwareError, ModelError
 from ..jobs.model_facts import ModelFacts
 from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ..jobs.policy import Policy
-from ..jobs.spec import JobSpec
 from ..jobs.units import format_bytes
 from ..schedulers.batch_search import BatchSearch, Probe
 from ..schedulers.hardware import HardwareProfile, hardware, known_models, model_config
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from ..jobs.executor.devices import Emulated
+    from ..jobs.spec import JobSpec
     from ..schedulers.planner import Plan
 
 _ORIGIN = ("_name_or_path", "transformers_version")
@@ -160,11 +161,12 @@ def facts_of(
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Import without looking for garbage: a fifth of the seconds that torch and transformers take, for modules stay."""
-    enabled = gc.isenabled()
+    enabled, known = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
-        gc.freeze()
+        if len(sys.modules) > known:  # otherwise only garbage would stay for good
+            gc.freeze()
     finally:
         if enabled:
             gc.enable()

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from ...jobs.errors import InputError
 from ...jobs.frozen import Frozen
 from ...jobs.model_facts import ModelFacts
-from ...jobs.spec import JobSpec
 from ..known_facts import KnownFacts
 from ..planning import ModelSource, facts_of, find_model, load_tokenizer, model_of, shape_of
 from ..settings import Settings
 
 if TYPE_CHECKING:
     from ...jobs.data import Prepared
+    from ...jobs.spec import JobSpec
 
 DType = Literal["float32", "bfloat16"]
 

@@ -50,13 +50,12 @@ def command(
 ) -> None:
     """Decide the policy and predict time and memory, without running anything."""
     with Output.opened(as_json) as output:
-        from ...jobs.spec import load_spec
         from ...schedulers.hardware import hardware
         from ..admission.measuring import measuring_of
         from ..planning import Limits, make_plan
         from ..settings import Settings
 
-        job = load_spec(spec, settings or ()) if spec is not None else None
+        job = None if spec is None else _job(spec, settings)
         profile = hardware(
             _gpu_name(gpu, job),
             gpu_memory=gpu_memory,
@@ -92,6 +91,12 @@ def command(
         output.result(answer.to_dict(), lambda console: draw(console, answer, facts, profile))
         if not answer.feasible:
             raise typer.Exit(3)
+
+
+def _job(spec: Path, settings: list[str] | None) -> JobSpec:
+    from ...jobs.spec import load_spec
+
+    return load_spec(spec, settings or ())
 
 
 @dataclass(frozen=True)

@@ -169,3 +169,16 @@ def test_flops_of_experts_are_counted():
     experts = 2 * tokens * 2 * 3 * 64 * 96
     router = 2 * tokens * 64 * 4
     assert layer.forward_flops == attention_products + scores + experts + router
+
+
+def test_a_model_that_reads_numbers_while_it_is_made_is_measured():
+    """The vision tower of Gemma 3 does, which text does not reach."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2}
+    config = {
+        "model_type": "gemma3",
+        "text_config": {**sizes, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128},
+        "vision_config": {**sizes, "image_size": 28, "patch_size": 14},
+        "mm_tokens_per_image": 4,
+    }
+    facts = model_facts(config, micro_batch=ROWS, sequence_length=LENGTH)
+    assert [u.name for u in facts.layers] == [f"model.language_model.layers.{i}" for i in range(2)]

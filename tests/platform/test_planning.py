@@ -162,5 +162,10 @@ def test_garbage_is_collected_again_after_imports() -> None:
         with uncollected():
             pass
         assert not gc.isenabled()  # as it was
+        frozen = gc.get_freeze_count()
+        with uncollected():
+            cycle: list[object] = []
+            cycle.append(cycle)
+        assert gc.get_freeze_count() == frozen  # nothing was imported
     finally:
         gc.enable()
