@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,13 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ..jobs.errors import DoesNotFit, HardwareError, ModelError
+from ..jobs.errors import DoesNotFit, HardwareError, InputError, ModelError
 from ..jobs.model_facts import ModelFacts
 from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ..jobs.policy import Policy
-from ..jobs.units import format_bytes
+from ..jobs.units import MOST_SOLVE_S, format_bytes
 from ..schedulers.batch_search import BatchSearch, Probe
-from ..schedulers.hardware import HardwareProfile, hardware, known_models, model_config
+from ..schedulers.hardware import HardwareProfile, hardware, known_models, model_config, what_is_at
 from ..schedulers.simulator import simulate
 from .known_facts import KnownFacts
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 _ORIGIN = ("_name_or_path", "transformers_version")
 """Entries of a configuration that say where it is from."""
+_MOST_CONFIG_BYTES = 1 << 24
+"""Of a configuration file: no model's comes near, a file of weights is larger."""
+_HUB_ID = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 PLAIN_BYTES_PER_PARAMETER = 16
 """Mixed-precision AdamW without offloading: bf16 weight and gradient, float32 master, m and v."""
 
@@ -43,7 +47,7 @@ ModelSource: TypeAlias = "PretrainedConfig | PreTrainedModel | dict[str, Any]"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the planner may use; None means what the profile offers."""
+    """What the planner may use; None means what the profile offers. Raises InputError for an impossible time."""
 
     planner: str = "full"
     gpu_memory: str | int | None = None
@@ -51,6 +55,13 @@ class Limits:
     nvme: str | int | None = None
     solve_seconds: float = 20.0
     optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
+
+    def __post_init__(self) -> None:
+        if not 0 < self.solve_seconds <= MOST_SOLVE_S:
+            raise InputError(
+                f"the solver cannot have {self.solve_seconds:g} seconds",
+                hint=f"give it some, and not more than {MOST_SOLVE_S:,.0f}",
+            )
 
     @classmethod
     def of(cls, spec: JobSpec) -> Limits:
@@ -74,9 +85,12 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> PretrainedConfi
     """The configuration of a model: a shape known by name, a configuration file, an HF directory or a hub id."""
     if name.lower() in known_models():
         return model_config(name)
-    path = Path(name)
-    if path.is_file():
+    path = what_is_at(name)
+    if path is not None and path.is_file():
         return _config_file(path)
+    hint = f"give a directory, a config.json, a hub id, or one of {', '.join(known_models())}"
+    if path is None and not _HUB_ID.fullmatch(name):
+        raise ModelError(f"no model configuration at {name[:80]!r}: there is no such file or folder", hint=hint)
     with uncollected():
         from transformers import AutoConfig
 
@@ -85,10 +99,12 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> PretrainedConfi
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except FOREIGN as error:
-        raise ModelError(
-            f"no model configuration at {name}: {words_of(error)}",
-            hint=f"give a directory, a config.json, a hub id, or one of {', '.join(known_models())}",
-        ) from error
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"the model {name} brings code of its own, which is not run unasked",
+                hint="if you trust it, name a job file that says model.trust_remote_code: true",
+            ) from error
+        raise ModelError(f"no model configuration at {name}: {words_of(error)}", hint=hint) from error
     return config
 
 
@@ -124,12 +140,17 @@ def load_tokenizer(spec: JobSpec) -> Any:
 
 
 def _config_file(path: Path) -> dict[str, Any]:
+    hint = "give the config.json of a model in Hugging Face's layout, or the folder that it is in"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} is not a model configuration: {error}") from error
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelError(f"{path} is not a model configuration: it has no model_type")
+        with path.open("rb") as file:
+            text = file.read(_MOST_CONFIG_BYTES + 1)
+        if len(text) > _MOST_CONFIG_BYTES:
+            raise ValueError(f"it has more than {_MOST_CONFIG_BYTES:,} bytes")
+        config = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not a model configuration: {error}", hint=hint) from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelError(f"{path} is not a model configuration: it has no model_type that is a word", hint=hint)
     return config
 
 
@@ -175,7 +196,7 @@ def uncollected() -> Iterator[None]:
 def shape_of(source: ModelSource) -> dict[str, Any] | None:
     """What facts depend on of a configuration, as JSON values; None for a model, and where code of its own decides."""
     if isinstance(source, dict):
-        config = source
+        config = json.loads(json.dumps(source), parse_constant=str)
     else:
         from transformers import PretrainedConfig
 

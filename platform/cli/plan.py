@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,7 +14,7 @@ from ...jobs.errors import InputError
 from ...jobs.units import MOST_ROWS, MOST_TOKENS
 from . import options
 from .output import Output
-from .picture import write_page
+from .picture import check_places, write_page, write_text
 from .tables import homes_line, memory_table, prediction_table, reasons_table, solver_line
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def command(
         from ..planning import Limits, make_plan
         from ..settings import Settings
 
-        job = None if spec is None else _job(spec, settings)
+        check_places(out, html)
+        job = _job(spec, settings or ())
         profile = hardware(
             _gpu_name(gpu, job),
             gpu_memory=gpu_memory,
@@ -85,7 +87,7 @@ def command(
         facts = facts_at(shape.batch)
         answer = make_plan(facts, profile, limits, facts_at=facts_at)
         if answer.policy is not None and out is not None:
-            answer.policy.save(out)
+            write_text(out, answer.policy.to_json())
         if answer.policy is not None and html is not None:
             write_page(html, answer.policy, facts, profile)
         output.result(answer.to_dict(), lambda console: draw(console, answer, facts, profile))
@@ -93,10 +95,14 @@ def command(
             raise typer.Exit(3)
 
 
-def _job(spec: Path, settings: list[str] | None) -> JobSpec:
+def _job(spec: Path | None, settings: Sequence[str]) -> JobSpec | None:
+    if spec is None:
+        if settings:
+            raise InputError("--set changes a job file, and none is named", hint="lazytrain plan SPEC --set KEY=VALUE")
+        return None
     from ...jobs.spec import load_spec
 
-    return load_spec(spec, settings or ())
+    return load_spec(spec, settings)
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,13 @@ def test_a_large_model_needs_no_memory():
     [
         ({"hidden_size": 8}, "model_type"),
         ({"model_type": "no-such-model"}, "no-such-model"),
+        ({**LLAMA, "num_hidden_layers": 10**6}, "num_hidden_layers is 1,000,000"),
+        ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({**LLAMA, "vocab_size": -5}, "vocab_size is -5"),
+        ({**LLAMA, "hidden_size": 10**400}, "hidden_size is 10,000,000"),
+        ({**LLAMA, "quantization_config": "gptq"}, "quantised .gptq."),
+        ({**LLAMA, "attn_implementation": "flash_attention_9"}, "flash_attention_9"),
+        ({**LLAMA, "hidden_act": "swoosh"}, "swoosh"),
         ({"model_type": "t5"}, "T5"),
         ({**FAMILIES["gpt2"], "n_positions": 8}, "8 positions, the rows have 16"),
     ],
@@ -131,6 +138,12 @@ def test_a_large_model_needs_no_memory():
 def test_a_model_that_cannot_be_streamed_is_refused_with_the_reason(config, why):
     with pytest.raises(ModelError, match=why):
         model_facts(config, micro_batch=ROWS, sequence_length=LENGTH, dtype="float32")
+
+
+def test_a_model_type_that_nobody_knows_is_answered_with_the_nearest():
+    with pytest.raises(ModelError, match="knows no model_type 'lama'") as caught:
+        model_facts({**LLAMA, "model_type": "lama"}, micro_batch=ROWS, sequence_length=LENGTH)
+    assert "llama" in caught.value.hint
 
 
 @pytest.mark.parametrize(
