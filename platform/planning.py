@@ -38,6 +38,7 @@ _ORIGIN = ("_name_or_path", "transformers_version")
 """Entries of a configuration that say where it is from."""
 _MOST_CONFIG_BYTES = 1 << 24
 """Of a configuration file: no model's comes near, a file of weights is larger."""
+_HUB_SECONDS = 10.0
 _HUB_ID = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 PLAIN_BYTES_PER_PARAMETER = 16
 """Mixed-precision AdamW without offloading: bf16 weight and gradient, float32 master, m and v."""
@@ -91,6 +92,8 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> PretrainedConfi
     hint = f"give a directory, a config.json, a hub id, or one of {', '.join(known_models())}"
     if path is None and not _HUB_ID.fullmatch(name):
         raise ModelError(f"no model configuration at {name[:80]!r}: there is no such file or folder", hint=hint)
+    if path is None:
+        _ask_hub(name, hint)
     with uncollected():
         from transformers import AutoConfig
 
@@ -136,6 +139,27 @@ def load_tokenizer(spec: JobSpec) -> Any:
         raise ModelError(
             f"no tokenizer at {spec.model.path}: {words_of(error)}",
             hint="model.path is a folder with config.json, safetensors and a tokenizer, or a hub id",
+        ) from error
+
+
+def _ask_hub(name: str, hint: str) -> None:
+    """Ask once whether the hub answers at all, where transformers would try for half a minute. Raises ModelError."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    from ..jobs.foreign import words_of
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_HUB_SECONDS)
+    except HfHubHTTPError:
+        return  # it answers; what it has to say transformers puts into words
+    except Exception as error:  # whatever the hub's client raises where nobody answers
+        raise ModelError(
+            f"no model configuration at {name}: it is no file or folder, and the hub does not answer "
+            f"({words_of(error)[:120]})",
+            hint=hint,
         ) from error
 
 

@@ -90,6 +90,30 @@ def test_what_is_neither_a_path_nor_a_hub_id_is_said_in_a_line(name: str) -> Non
     assert len(caught.value.message) < 200 and "\n" not in caught.value.message and "config.json" in caught.value.hint
 
 
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def nobody(url: str, **_: object) -> None:
+        asked.append(url)
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", nobody)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
+    with pytest.raises(ModelError, match=r"no file or folder, and the hub does not answer \(Name or service"):
+        find_model("somebody/no-such-model")
+    assert len(asked) == 1 and asked[0].endswith("/somebody/no-such-model/resolve/main/config.json")
+
+
+def test_a_hub_that_knows_no_such_model_says_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(name: str, **_: object) -> None:
+        raise OSError(f"{name} is not a model identifier listed on the hub")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", said)
+    with pytest.raises(ModelError, match="is not a model identifier"):
+        find_model("somebody/no-such-model")
+
+
 def test_code_that_a_model_brings_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({**CONFIG, "model_type": "own", "auto_map": {"AutoConfig": "own.Config"}})
