@@ -110,7 +110,7 @@ class OnNode:
 @cache
 def measuring_of(settings: Settings) -> Measuring:
     """Whoever can measure for this process. Raises InputError when nobody can."""
-    folder = settings.home.absolute() / "facts"
+    folder = settings.facts_dir
     if installed("torch") and installed("transformers"):
         return Here(folder)
     if settings.ray_address:
