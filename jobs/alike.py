@@ -9,46 +9,60 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
-from .effects import Places, apply, has_containers, unit_call
+from .effects import Places, apply, has_containers, unit_call, wanted
 from .measuring import variety_of
 from .replay import Call
 
 
-def alike(name: str, module: nn.Module, call: Call) -> tuple[Any, ...]:
-    """What calls have in common that cost the same and return tensors of the same shapes."""
-    shapes = tuple((n, tuple(p.shape), p.requires_grad) for n, p in module.named_parameters())
-    inputs = tuple((tuple(t.shape), t.dtype) for t in call.tensors())
-    return variety_of(module), shapes, inputs, name if has_containers(call) or _refers_outside(module) else ""
+class Alike:
+    """Tells which units are alike, and remembers what ran. For one model: it looks at each module once."""
 
+    def __init__(self) -> None:
+        self._kinds: dict[int, tuple[Any, ...]] = {}
+        self._returned: dict[tuple[Any, ...], Any] = {}
 
-@contextmanager
-def once_each(modules: Mapping[str, nn.Module], loose: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Of modules that are alike only the first runs; the others return tensors of the same shapes."""
-    known: dict[tuple[Any, ...], Any] = {}
+    def key(self, name: str, module: nn.Module, call: Call) -> tuple[Any, ...]:
+        """What calls have in common that cost the same and return tensors of the same shapes."""
+        kind, is_apart = self._kind(module)
+        inputs = tuple((tuple(t.shape), t.dtype) for t in call.tensors())
+        return kind, inputs, tuple(wanted()), name if is_apart or has_containers(call) else ""
 
-    def standing_in(path: str, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        places = Places(module, loose)
+    @contextmanager
+    def once_each(self, modules: Mapping[str, nn.Module], loose: Mapping[str, nn.Parameter]) -> Iterator[None]:
+        """Of modules that are alike only the first ever called runs; of the others only what they return is there."""
+        for path, module in modules.items():
+            module.forward = self._standing_in(path, module, module.forward, Places(module, loose), loose)
+        try:
+            yield
+        finally:
+            for module in modules.values():
+                del module.forward
 
+    def _standing_in(
+        self,
+        path: str,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        places: Places,
+        loose: Mapping[str, nn.Parameter],
+    ) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             call = unit_call(places, forward, loose, args, kwargs)
-            key = alike(path, module, call)
-            if key not in known:
-                known[key] = call.forward()
-            return apply(tree_map_only(torch.Tensor, torch.empty_like, known[key]), args, kwargs)
+            key = self.key(path, module, call)
+            if key not in self._returned:
+                self._returned[key] = call.forward()
+            return apply(self._returned[key], args, kwargs)
 
         return run
 
-    for path, module in modules.items():
-        module.forward = standing_in(path, module, module.forward)
-    try:
-        yield
-    finally:
-        for module in modules.values():
-            del module.forward
+    def _kind(self, module: nn.Module) -> tuple[Any, ...]:
+        if id(module) not in self._kinds:
+            shapes = tuple((n, tuple(p.shape), p.requires_grad) for n, p in module.named_parameters())
+            self._kinds[id(module)] = (variety_of(module), shapes), _refers_outside(module)
+        return self._kinds[id(module)]
 
 
 def _refers_outside(module: nn.Module) -> bool:

@@ -82,7 +82,7 @@ class WithEffects:
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
-        self._keys = [key for key in (_collector.get() or ()) if key != _OF_THE_CALL_ITSELF and key[0] != "_"]
+        self._keys = wanted()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Outcome:
         containers = list(_containers((*args, *kwargs.values())))
@@ -94,6 +94,11 @@ class WithEffects:
             for container, old in zip(containers, before, strict=True)
         ]
         return Outcome(output, captured, changed)
+
+
+def wanted() -> list[str]:
+    """What hooks collect inside units at present."""
+    return [key for key in (_collector.get() or ()) if key != _OF_THE_CALL_ITSELF and key[0] != "_"]
 
 
 def apply(outcome: Outcome, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from .errors import LazytrainError, ModelError
 from .foreign import FOREIGN, words_of
+from .units import MOST_LAYERS
 
 _EXPANDED = ("mxfp4",)
 """Formats that transformers turns into bfloat16 exactly."""
+_MOST = {"num_hidden_layers": MOST_LAYERS, "hidden_size": 1 << 24, "vocab_size": 1 << 31}
+"""Sizes beyond which a number is a slip, and making the model might take hours."""
 
 
 def config_of(source: PreTrainedModel | PretrainedConfig | dict[str, Any]) -> PretrainedConfig:
@@ -34,7 +39,7 @@ def is_expanded(config: PretrainedConfig) -> bool:
     Raises ModelError for a model in a quantised format that has no exact expansion to train from.
     """
     section = getattr(config, "quantization_config", None) or {}
-    method = section.get("quant_method") if isinstance(section, dict) else section.quant_method
+    method = section.get("quant_method") if isinstance(section, dict) else getattr(section, "quant_method", section)
     name = str(getattr(method, "value", method or ""))
     if name in _EXPANDED or not section:
         return bool(section)
@@ -46,6 +51,7 @@ def is_expanded(config: PretrainedConfig) -> bool:
 
 def _known(settings: dict[str, Any]) -> PretrainedConfig:
     known = dict(settings)
+    _check_type(known.get("model_type"))
     try:
         config: PretrainedConfig = AutoConfig.for_model(known.pop("model_type"), **known)
     except FOREIGN as error:
@@ -54,6 +60,15 @@ def _known(settings: dict[str, Any]) -> PretrainedConfig:
             hint="it needs a model_type, and values that belong together",
         ) from error
     return config
+
+
+def _check_type(named: object) -> None:
+    if isinstance(named, str) and named not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(named, CONFIG_MAPPING.keys(), n=3)
+        raise ModelError(
+            f"transformers {version('transformers')} knows no model_type {named!r}",
+            hint=f"nearest: {', '.join(near)}" if near else "is its config.json right, and transformers new enough?",
+        )
 
 
 def build(source: Any, dtype: torch.dtype) -> PreTrainedModel:
@@ -94,16 +109,24 @@ def _copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return copied.train()
 
 
+def _check_sizes(config: PretrainedConfig) -> None:
+    text = config.get_text_config(decoder=True)
+    for name, most in _MOST.items():
+        size = getattr(text, name, None)
+        if isinstance(size, int) and not 1 <= size <= most:
+            raise ModelError(f"the model's {name} is {size:,}", hint=f"in its config.json it is from 1 to {most:,}")
+
+
 def _build(config: PretrainedConfig, dtype: torch.dtype, make: Callable[..., Any]) -> PreTrainedModel:
+    _check_sizes(config)
     try:
         try:
-            model: PreTrainedModel = make(config, dtype=dtype)
-        except RuntimeError as error:
-            if "swap" not in str(error):
-                raise
-            # the model converts parts of itself, which fake tensors do not bear
             model = _build_on_meta(make, config, dtype)
+        except RuntimeError:  # it reads values of what it makes, and small fake tensors know theirs
+            model = make(config, dtype=dtype)
     except ValueError as error:
+        if "nrecognized configuration class" not in str(error):
+            raise
         raise ModelError(
             f"{type(config).__name__} describes no causal language model that transformers knows",
             hint="only decoder-only language models can be fine-tuned here",
@@ -112,20 +135,22 @@ def _build(config: PretrainedConfig, dtype: torch.dtype, make: Callable[..., Any
 
 
 def _build_on_meta(make: Callable[..., Any], config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with meta tensors, each then replaced by a fake one."""
+    """The model with meta tensors, which nobody fills with random numbers, each then replaced by a fake one."""
     with torch.utils._python_dispatch._disable_current_modes(), torch.device("meta"):
         model: PreTrainedModel = make(config, dtype=dtype)
-    fakes: dict[int, Any] = {}
+    fakes: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in fakes:
+            made = torch.empty(tensor.shape, dtype=tensor.dtype)
+            fakes[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+        return fakes[id(tensor)]
+
     for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                fake = fakes.setdefault(
-                    id(parameter), nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
-                )
-                module._parameters[name] = fake
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+        for places in (module._parameters, module._buffers, vars(module)):
+            for name, held in places.items():
+                if isinstance(held, torch.Tensor):
+                    places[name] = fake(held)
     return model
 
 
@@ -161,5 +186,5 @@ def refusing(config: PretrainedConfig, rows: int, length: int) -> Iterator[None]
         raise ModelError(
             f"a model of {type(config).__name__} cannot run on {rows} x {length} tokens of text without weights: "
             f"{type(error).__name__}: {reason[0]}",
-            hint="this architecture, configured like this, cannot be streamed",
+            hint="look at the values in its config.json; where they are right, this architecture cannot be streamed",
         ) from error

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 from transformers import PretrainedConfig, PreTrainedModel
 
-from .alike import alike, once_each
+from .alike import Alike
 from .effects import Places, apply, unit_call
 from .errors import ModelError
 from .fake_model import build, check_positions, config_of, refusing, text_batch
@@ -49,11 +49,12 @@ def model_facts(
     with FakeTensorMode(), torch.no_grad(), refusing(config, micro_batch, sequence_length):
         model = build(model_or_config, torch_dtype)
         check_positions(model, sequence_length)
-        with once_each(_elements_of_lists(model), {}):
-            structure = find_structure(model, lambda: model(**text_batch(model, 2, min(8, sequence_length))))
-        trace = _Trace(model, structure)
+        units, few_tokens = Alike(), text_batch(model, 2, min(8, sequence_length))
+        with units.once_each(_elements_of_lists(model), {}):
+            structure = find_structure(model, lambda: model(**few_tokens))
+        in_chunks = _loss_in_chunks(model, structure, units, few_tokens)
+        trace = _Trace(model, structure, units, measures_head=not in_chunks)
         logits = trace.run(text_batch(model, micro_batch, sequence_length))
-        in_chunks = _loss_in_chunks(model, structure)
         head = trace.head_facts(micro_batch * sequence_length, logits, in_chunks=in_chunks)
     before, layers, after = trace.in_order()
     return ModelFacts(
@@ -82,7 +83,7 @@ def _elements_of_lists(model: nn.Module) -> dict[str, nn.Module]:
     return {f"{name}.{i}": module for name, elements in outer for i, module in enumerate(elements)}
 
 
-def _loss_in_chunks(model: PreTrainedModel, structure: Structure) -> bool:
+def _loss_in_chunks(model: PreTrainedModel, structure: Structure, units: Alike, text: dict[str, Any]) -> bool:
     """Whether the head is all that follows the base model, and the model's loss is that of its logits."""
     head, base = model.get_output_embeddings(), model.base_model
     path = structure.calls[-1]
@@ -91,10 +92,9 @@ def _loss_in_chunks(model: PreTrainedModel, structure: Structure) -> bool:
         return False
     if any(id(module) not in inside for name, module in structure.modules.items() if name != path):
         return False
-    text = text_batch(model, 2, 4)
     labels = text["input_ids"].clone()
     try:
-        with once_each(structure.modules, structure.loose):
+        with units.once_each(structure.modules, structure.loose):
             forward_in_chunks(model, model.forward, lambda states, labels: states.sum(), (), text, labels)
         Logits(model, model.forward, head.out_features)(torch.empty((2, head.in_features), dtype=head.weight.dtype))
     except Exception:  # whatever the model's code raises when there are no tokens: then all logits are made
@@ -105,8 +105,9 @@ def _loss_in_chunks(model: PreTrainedModel, structure: Structure) -> bool:
 class _Trace:
     """Measures every unit at the moment the model calls it."""
 
-    def __init__(self, model: PreTrainedModel, structure: Structure) -> None:
+    def __init__(self, model: PreTrainedModel, structure: Structure, units: Alike, *, measures_head: bool) -> None:
         self.model, self.structure = model, structure
+        self._units, self._measures_head = units, measures_head
         self.side_bytes = self.hidden_size = 0
         self.input_stays = False
         self._input: Callable[[], torch.UntypedStorage | None] = lambda: None  # that of the first layer
@@ -197,6 +198,10 @@ class _Trace:
             self._calls[path] += 1
             name = path if self._calls[path] == 1 else f"{path}#{self._calls[path]}"
             call = unit_call(self._places[path], forward, self.structure.loose, args, kwargs)
+            if name == self.structure.calls[-1]:
+                self.hidden_size = call.leaves[call.boundary].shape[-1]
+                if not self._measures_head:
+                    return apply(call.forward(), args, kwargs)
             known = self._measured_once(name, module, call)
             self._note(name, module, call, known)
             return apply(tree_map_only(torch.Tensor, torch.empty_like, known.outcome), args, kwargs)
@@ -206,7 +211,6 @@ class _Trace:
     def _note(self, name: str, module: nn.Module, call: Call, known: Measured) -> None:
         if name == self.structure.calls[-1]:
             self._head = known.facts.model_copy(update={"name": name})
-            self.hidden_size = call.leaves[call.boundary].shape[-1]
             return
         boundary = bytes_of(call.leaves[call.boundary]) if call.boundary >= 0 else 0
         if self._was_layer() or self._is_layer(name):
@@ -245,7 +249,7 @@ class _Trace:
     _inside = False
 
     def _measured_once(self, name: str, module: nn.Module, call: Call) -> Measured:
-        key = alike(name, module, call)
+        key = self._units.key(name, module, call)
         if key not in self._known:
             self._inside = True
             with untracked():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from decimal import Decimal
 from typing import Annotated
 
-from pydantic import BeforeValidator, ByteSize, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ByteSize
 
 from .errors import InputError
 
@@ -14,17 +15,28 @@ MOST_ROWS = 65_536
 """Of a batch. Beyond this, and beyond `MOST_TOKENS`, a number is a slip of the finger."""
 MOST_TOKENS = 4_194_304
 """Of a row."""
+MOST_LAYERS = 1024
+"""Of a model; the deepest that anybody trains have an eighth of it."""
+MOST_BYTES = 1 << 60
+"""Of any memory."""
+MOST_SOLVE_S = 86_400.0
+"""In the solver."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*")
-_BYTES: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
+_BYTES = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})\s*(?:([kmgtp])(i?))?b?\s*", re.IGNORECASE)
+_POWERS = {prefix: power for power, prefix in enumerate("kmgtp", 1)}
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes of ``"96GiB"`` (binary), ``"70GB"`` (decimal) or a plain number. Raises InputError."""
-    try:
-        return int(_BYTES.validate_python(text))
-    except ValidationError as error:
-        raise InputError(f"{text!r} is not an amount of memory", hint="write for example 70GB or 96GiB") from error
+    """Bytes of ``"96GiB"`` (binary), ``"70GB"`` (decimal) or a number, at most `MOST_BYTES`. Raises InputError."""
+    match = _BYTES.fullmatch(str(text))
+    size = MOST_BYTES + 1
+    if match is not None:
+        number, prefix, binary = match.groups()
+        size = int(Decimal(number) * (1024 if binary else 1000) ** _POWERS.get((prefix or "").lower(), 0))
+    if size > MOST_BYTES:
+        raise InputError(f"{text!r} is not an amount of memory", hint="write for example 70GB or 96GiB")
+    return size
 
 
 def format_bytes(size: float) -> str:

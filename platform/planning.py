@@ -9,20 +9,21 @@ from __future__ import annotations
 import gc
 import json
 import math
+import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ..jobs.errors import DoesNotFit, HardwareError, ModelError
+from ..jobs.errors import DoesNotFit, HardwareError, InputError, ModelError
 from ..jobs.model_facts import ModelFacts
 from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ..jobs.policy import Policy
-from ..jobs.spec import JobSpec
-from ..jobs.units import format_bytes
+from ..jobs.units import MOST_SOLVE_S, format_bytes
 from ..schedulers.batch_search import BatchSearch, Probe
-from ..schedulers.hardware import HardwareProfile, hardware, known_models, model_config
+from ..schedulers.hardware import HardwareProfile, hardware, known_models, model_config, what_is_at
 from ..schedulers.simulator import simulate
 from .known_facts import KnownFacts
 
@@ -30,10 +31,15 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from ..jobs.executor.devices import Emulated
+    from ..jobs.spec import JobSpec
     from ..schedulers.planner import Plan
 
 _ORIGIN = ("_name_or_path", "transformers_version")
 """Entries of a configuration that say where it is from."""
+_MOST_CONFIG_BYTES = 1 << 24
+"""Of a configuration file: no model's comes near, a file of weights is larger."""
+_HUB_SECONDS = 10.0
+_HUB_ID = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 PLAIN_BYTES_PER_PARAMETER = 16
 """Mixed-precision AdamW without offloading: bf16 weight and gradient, float32 master, m and v."""
 
@@ -42,7 +48,7 @@ ModelSource: TypeAlias = "PretrainedConfig | PreTrainedModel | dict[str, Any]"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the planner may use; None means what the profile offers."""
+    """What the planner may use; None means what the profile offers. Raises InputError for an impossible time."""
 
     planner: str = "full"
     gpu_memory: str | int | None = None
@@ -50,6 +56,13 @@ class Limits:
     nvme: str | int | None = None
     solve_seconds: float = 20.0
     optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
+
+    def __post_init__(self) -> None:
+        if not 0 < self.solve_seconds <= MOST_SOLVE_S:
+            raise InputError(
+                f"the solver cannot have {self.solve_seconds:g} seconds",
+                hint=f"give it some, and not more than {MOST_SOLVE_S:,.0f}",
+            )
 
     @classmethod
     def of(cls, spec: JobSpec) -> Limits:
@@ -73,9 +86,14 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> PretrainedConfi
     """The configuration of a model: a shape known by name, a configuration file, an HF directory or a hub id."""
     if name.lower() in known_models():
         return model_config(name)
-    path = Path(name)
-    if path.is_file():
+    path = what_is_at(name)
+    if path is not None and path.is_file():
         return _config_file(path)
+    hint = f"give a directory, a config.json, a hub id, or one of {', '.join(known_models())}"
+    if path is None and not _HUB_ID.fullmatch(name):
+        raise ModelError(f"no model configuration at {name[:80]!r}: there is no such file or folder", hint=hint)
+    if path is None:
+        _ask_hub(name, hint)
     with uncollected():
         from transformers import AutoConfig
 
@@ -84,10 +102,12 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> PretrainedConfi
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except FOREIGN as error:
-        raise ModelError(
-            f"no model configuration at {name}: {words_of(error)}",
-            hint=f"give a directory, a config.json, a hub id, or one of {', '.join(known_models())}",
-        ) from error
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"the model {name} brings code of its own, which is not run unasked",
+                hint="if you trust it, name a job file that says model.trust_remote_code: true",
+            ) from error
+        raise ModelError(f"no model configuration at {name}: {words_of(error)}", hint=hint) from error
     return config
 
 
@@ -122,13 +142,39 @@ def load_tokenizer(spec: JobSpec) -> Any:
         ) from error
 
 
-def _config_file(path: Path) -> dict[str, Any]:
+def _ask_hub(name: str, hint: str) -> None:
+    """Ask once whether the hub answers at all, where transformers would try for half a minute. Raises ModelError."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    from ..jobs.foreign import words_of
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} is not a model configuration: {error}") from error
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelError(f"{path} is not a model configuration: it has no model_type")
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_HUB_SECONDS)
+    except HfHubHTTPError:
+        return  # it answers; what it has to say transformers puts into words
+    except Exception as error:  # whatever the hub's client raises where nobody answers
+        raise ModelError(
+            f"no model configuration at {name}: it is no file or folder, and the hub does not answer "
+            f"({words_of(error)[:120]})",
+            hint=hint,
+        ) from error
+
+
+def _config_file(path: Path) -> dict[str, Any]:
+    hint = "give the config.json of a model in Hugging Face's layout, or the folder that it is in"
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_CONFIG_BYTES + 1)
+        if len(text) > _MOST_CONFIG_BYTES:
+            raise ValueError(f"it has more than {_MOST_CONFIG_BYTES:,} bytes")
+        config = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not a model configuration: {error}", hint=hint) from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelError(f"{path} is not a model configuration: it has no model_type that is a word", hint=hint)
     return config
 
 
@@ -160,11 +206,12 @@ def facts_of(
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Import without looking for garbage: a fifth of the seconds that torch and transformers take, for modules stay."""
-    enabled = gc.isenabled()
+    enabled, known = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
-        gc.freeze()
+        if len(sys.modules) > known:  # otherwise only garbage would stay for good
+            gc.freeze()
     finally:
         if enabled:
             gc.enable()
@@ -173,7 +220,7 @@ def uncollected() -> Iterator[None]:
 def shape_of(source: ModelSource) -> dict[str, Any] | None:
     """What facts depend on of a configuration, as JSON values; None for a model, and where code of its own decides."""
     if isinstance(source, dict):
-        config = source
+        config = json.loads(json.dumps(source), parse_constant=str)
     else:
         from transformers import PretrainedConfig
 

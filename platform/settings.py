@@ -128,6 +128,11 @@ class Settings(BaseModel):
         return self.home / "logs"
 
     @property
+    def facts_dir(self) -> Path:
+        """Where the facts of models that were measured are kept."""
+        return self.home.absolute() / "facts"
+
+    @property
     def step_times_path(self) -> Path:
         """Where the controller says how long its steps take."""
         return self.home / "run" / "controller-steps.json"

@@ -36,7 +36,7 @@ def keep_all(facts: ModelFacts, *, accumulation: int = 1) -> Policy:
 
 def every_layer(
     facts: ModelFacts,
-    profile: HardwareProfile,
+    profile: HardwareProfile | None = None,
     *,
     gpu_memory: str | int | None = None,
     host_memory: str | int | None = None,
@@ -44,7 +44,14 @@ def every_layer(
     accumulation: int = 1,
     optimizer: OptimizerOptions = DEFAULT_OPTIMIZER,
 ) -> Policy:
-    """Every boundary materialised: on the GPU while it fits, then on the host, then on NVMe. Raises DoesNotFit."""
+    """Every boundary materialised: on the GPU while it fits, then on the host, then on NVMe. Raises DoesNotFit.
+
+    Without a profile it looks at no budget, as the rules above. Raises InputError if it is given one all the same.
+    """
+    if profile is None:
+        if (gpu_memory, host_memory, nvme) != (None, None, None):
+            raise InputError("amounts of memory are those of a machine", hint="give its profile too: hardware('H800')")
+        return megatrain(facts, 1, accumulation=accumulation)
     budgets = Budgets.of(profile, gpu_memory=gpu_memory, host_memory=host_memory, nvme=nvme)
     return every_kth(facts, profile, budgets, interval=1, accumulation=accumulation, optimizer=optimizer)
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -21,7 +22,7 @@ from ..jobs.errors import HardwareError, ModelError
 from ..jobs.frozen import Frozen, digest
 from ..jobs.model_facts import Internals
 from ..jobs.pinning import decide_pinning
-from ..jobs.units import parse_bytes
+from ..jobs.units import MOST_BYTES, parse_bytes
 from .copies import CopyRates
 
 GB = 1e9
@@ -31,6 +32,10 @@ BYTES_PER_UPDATE = 16
 """Host memory traffic of one parameter's update: split master, gradient and 8-bit states read, all but one written."""
 CUDA_SHARE = 0.92
 """Share of a CUDA GPU's memory that a plan may use: the rest is the context and what the allocator rounds away."""
+
+Rate = Annotated[float, Field(ge=1, le=1e24)]
+"""Per second. Beyond these a number is a slip, and times made from it would not be finite."""
+Size = Annotated[int, Field(gt=0, le=MOST_BYTES)]
 
 
 class HardwareProfile(Frozen):
@@ -43,34 +48,34 @@ class HardwareProfile(Frozen):
     kind: str = Field(min_length=1)
     """The GPU's model, as job files name it: ``H800``, ``RTX3090``."""
     device: Literal["cuda", "emulated", "cpu"] = "cuda"
-    gpu_memory_bytes: int = Field(gt=0)
-    matmul_flops: dict[str, float] = Field(min_length=1)
+    gpu_memory_bytes: Size
+    matmul_flops: dict[str, Rate] = Field(min_length=1)
     """Dense matrix-product rate by dtype name (``bfloat16``, ``float32``), floating-point operations per second."""
-    attention_flops: dict[str, float] = Field(default_factory=dict)
+    attention_flops: dict[str, Rate] = Field(default_factory=dict)
     """Rate of fused causal attention by dtype name, all pairs of tokens counted; where it is not known, products' is
     taken."""
-    efficiency: float = Field(default=0.5, gt=0, le=1)
+    efficiency: float = Field(default=0.5, ge=1e-9, le=1)
     """Share of ``matmul_flops`` and ``attention_flops`` that whole layers reach."""
-    operation_overhead_s: float = Field(default=0.0, ge=0)
+    operation_overhead_s: float = Field(default=0.0, ge=0, le=3600)
     """Seconds of each compute operation beside its arithmetic (Python, launches); matters for tiny models only."""
-    backward_forwards: float = Field(default=2.0, gt=0)
+    backward_forwards: float = Field(default=2.0, gt=0, le=1e3)
     """Compute of a unit's gradients, in its forwards: one product for its input's, one for its weights'."""
-    reforward_matmuls: float = Field(default=0.13, ge=0)
+    reforward_matmuls: float = Field(default=0.13, ge=0, le=1e3)
     """Forwards that backward repeats of a layer that kept its matrix products; measured on a Llama layer."""
-    h2d_bytes_s: float = Field(gt=0)
-    d2h_bytes_s: float = Field(gt=0)
-    host_memory_bytes: int = Field(gt=0)
+    h2d_bytes_s: Rate
+    d2h_bytes_s: Rate
+    host_memory_bytes: Size
     """Host memory that the job may use."""
     pinned_limit_bytes: int | None = Field(default=None, ge=0)
     """Host memory that the system lets a process pin; None: as much as there is."""
-    host_bytes_s: float = Field(gt=0)
+    host_bytes_s: Rate
     """Bandwidth of host memory."""
-    update_parameters_s: float = Field(gt=0)
+    update_parameters_s: float = Field(ge=1e-2, le=1e24)
     """Parameters that the CPU optimizer updates per second."""
-    nvme_bytes: int = Field(default=0, ge=0)
+    nvme_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)
     """Room for boundaries on NVMe; 0 means that there is none."""
-    nvme_read_bytes_s: float = Field(default=2.83e9, gt=0)
-    nvme_write_bytes_s: float = Field(default=3.35e9, gt=0)
+    nvme_read_bytes_s: Rate = 2.83e9
+    nvme_write_bytes_s: Rate = 3.35e9
     gpudirect: bool = False
     """Whether the GPU reaches files on NVMe itself (GPUDirect Storage)."""
     copies: tuple[CopyRates, ...] = ()
@@ -169,23 +174,32 @@ def hardware(
     memory.
     """
     text = str(name_or_path)
-    is_file = text.endswith(".json") or Path(text).is_file()
+    is_file = text.endswith(".json") or ((path := what_is_at(text)) is not None and path.is_file())
     base = _read_profile(Path(text)) if is_file else _known(text)
-    sizes = {"gpu_memory_bytes": gpu_memory, "host_memory_bytes": host_memory, "nvme_bytes": nvme}
+    sizes = {"gpu_memory": gpu_memory, "host_memory": host_memory, "nvme": nvme}
     rates = {
-        "h2d_bytes_s": h2d_gbps,
-        "d2h_bytes_s": d2h_gbps,
-        "nvme_read_bytes_s": nvme_read_gbps,
-        "nvme_write_bytes_s": nvme_write_gbps,
-        "host_bytes_s": host_gbps,
+        "h2d": h2d_gbps,
+        "d2h": d2h_gbps,
+        "nvme_read": nvme_read_gbps,
+        "nvme_write": nvme_write_gbps,
+        "host": host_gbps,
     }
-    changes: dict[str, Any] = {key: parse_bytes(size) for key, size in sizes.items() if size is not None}
-    changes |= {key: rate * GB for key, rate in rates.items() if rate is not None}
+    changes: dict[str, Any] = {f"{name}_bytes": parse_bytes(size) for name, size in sizes.items() if size is not None}
+    changes |= {f"{name}_bytes_s": rate * GB for name, rate in rates.items() if rate is not None}
     if host_gbps is not None:
         changes["update_parameters_s"] = host_gbps * GB / BYTES_PER_UPDATE
     if efficiency is not None:
         changes["efficiency"] = efficiency
-    return _validate(base.model_dump() | changes, text) if changes else base
+    return _validate(base.model_dump() | changes, text, changes) if changes else base
+
+
+def what_is_at(text: str) -> Path | None:
+    """The path that a text is; None where nothing is there, or it cannot be a path at all."""
+    try:
+        path = Path(text)
+        return path if text and path.exists() else None
+    except (OSError, ValueError):
+        return None
 
 
 def known_gpus() -> tuple[str, ...]:
@@ -248,7 +262,7 @@ def _known(name: str) -> HardwareProfile:
         near = difflib.get_close_matches(_spelling(name), spellings, n=8, cutoff=0.3)
         names = list(dict.fromkeys(spellings[spelling] for spelling in near))[:4] or list(known_gpus())
         raise HardwareError(
-            f"no GPU is called {name!r}",
+            f"no GPU is called {name[:80]!r}",
             hint=f"nearest: {', '.join(names)}; for any other, name the file of a measured profile (lazytrain profile)",
         )
     machines = _machines()
@@ -278,17 +292,25 @@ def _read_profile(path: Path) -> HardwareProfile:
             f"cannot read hardware profile {path}: {error.strerror}",
             hint="write one with lazytrain profile, or name a known GPU such as H800",
         ) from error
-    except ValueError as error:
-        raise HardwareError(f"{path} is not a hardware profile: not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise HardwareError(
+            f"{path} is not a hardware profile: not JSON ({error})", hint="lazytrain profile writes one"
+        ) from error
     return _validate(fields, str(path))
 
 
-def _validate(fields: Any, source: str) -> HardwareProfile:
+def _validate(fields: Any, source: str, changes: Mapping[str, Any] | None = None) -> HardwareProfile:
+    """The profile with these fields, of which ``changes`` were asked for. Raises HardwareError."""
     try:
         return HardwareProfile.model_validate(fields)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
+        problems = {".".join(map(str, e["loc"])) or "file": e["msg"] for e in error.errors()}
+        asked = [f"{name} {value:g} ({problems[name]})" for name, value in (changes or {}).items() if name in problems]
+        if asked:
+            raise HardwareError(
+                f"{source} cannot have {', '.join(asked)}", hint="give another amount or rate"
+            ) from error
         raise HardwareError(
-            f"{source} is not a valid hardware profile: {'; '.join(problems)}",
+            f"{source} is not a valid hardware profile: {'; '.join(f'{n}: {p}' for n, p in problems.items())}",
             hint="lazytrain profile writes a complete one",
         ) from error

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..units import MOST_TOKENS, Duration, Moment
+from ..units import MOST_SOLVE_S, MOST_TOKENS, Duration, Moment
 from .types import AutoBytes, AutoCount, Count, Name, Rows, Seed, Share, Targets, Text
 
 
@@ -250,7 +250,7 @@ class Plan(Section):
     """Host memory that may be used."""
     nvme: Text | None = None
     """Folder on a fast disk for boundaries that fit nowhere else; null uses no disk."""
-    solve_seconds: Annotated[float, Field(gt=0)] = 20.0
+    solve_seconds: Annotated[float, Field(gt=0, le=MOST_SOLVE_S)] = 20.0
     """Longest time for the solver."""
 
 

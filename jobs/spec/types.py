@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from ..errors import InputError
-from ..units import MOST_ROWS, parse_bytes
+from ..units import MOST_BYTES, MOST_ROWS, parse_bytes
 
 _MOST = 10**12
-_MOST_BYTES = 1 << 60
 
 
 def _auto_or_count(value: Any) -> Any:
@@ -26,7 +25,7 @@ def _auto_or_bytes(value: Any) -> Any:
         size = parse_bytes(value) if type(value) in (int, str) else 0
     except InputError:
         size = 0
-    if not 1 <= size <= _MOST_BYTES:
+    if not 1 <= size <= MOST_BYTES:
         raise ValueError("must be auto or an amount of memory such as 70GB or 96GiB")
     return size
 

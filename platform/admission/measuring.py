@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from ...jobs.errors import InputError
 from ...jobs.frozen import Frozen
 from ...jobs.model_facts import ModelFacts
-from ...jobs.spec import JobSpec
 from ..known_facts import KnownFacts
 from ..planning import ModelSource, facts_of, find_model, load_tokenizer, model_of, shape_of
 from ..settings import Settings
 
 if TYPE_CHECKING:
     from ...jobs.data import Prepared
+    from ...jobs.spec import JobSpec
 
 DType = Literal["float32", "bfloat16"]
 
@@ -110,7 +110,7 @@ class OnNode:
 @cache
 def measuring_of(settings: Settings) -> Measuring:
     """Whoever can measure for this process. Raises InputError when nobody can."""
-    folder = settings.home.absolute() / "facts"
+    folder = settings.facts_dir
     if installed("torch") and installed("transformers"):
         return Here(folder)
     if settings.ray_address:

@@ -13,6 +13,7 @@ from ...jobs.model_facts import ModelFacts
 from ...jobs.spec import JobSpec
 from ...schedulers.hardware import HardwareProfile
 from ...schedulers.planner import Plan
+from ..known_facts import KnownFacts
 from ..planning import (
     Limits,
     device_kind,
@@ -39,6 +40,8 @@ class Job:
     device: str | Emulated
     profile: HardwareProfile
     limits: Limits
+    known: KnownFacts
+    """Facts of configurations that were measured before: a search of the batch asks for those of many batches."""
 
     @classmethod
     def open(cls, spec: JobSpec, device: str, settings: Settings) -> Job:
@@ -50,13 +53,13 @@ class Job:
             nvme.mkdir(parents=True, exist_ok=True)
             spec = spec.model_copy(update={"plan": spec.plan.model_copy(update={"nvme": str(nvme)})})
         profile = measure(base, nvme_dir=nvme, host_reserve_bytes=int(settings.host_reserve)).profile
-        limits = Limits.of(spec)
+        limits, known = Limits.of(spec), KnownFacts(settings.facts_dir)
         if kind != "emulated":
-            return cls(spec, data, kind, profile, limits)
+            return cls(spec, data, kind, profile, limits, known)
         gpu = emulated(profile)
         if limits.gpu_memory is not None:
             gpu = replace(gpu, memory_bytes=int(limits.gpu_memory))
-        return cls(spec, data, gpu, profile, limits)
+        return cls(spec, data, gpu, profile, limits, known)
 
     @property
     def length(self) -> int:
@@ -70,7 +73,7 @@ class Job:
 
     def plan_batch(self, source: Any, batch: int) -> tuple[ModelFacts, Plan]:
         """Facts and plan at ``batch`` rows."""
-        facts = facts_of(source, batch=batch, length=self.length, dtype=self.spec.model.dtype)
+        facts = facts_of(source, batch=batch, length=self.length, dtype=self.spec.model.dtype, known=self.known)
         return facts, make_plan(facts, self.profile, self.limits)
 
     def planner(self) -> Any:

@@ -1,7 +1,9 @@
-"""The file that ``--html`` writes."""
+"""The files that ``--html`` and ``--out`` write."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +42,27 @@ def write_page(path: Path, policy: Policy, facts: ModelFacts, profile: HardwareP
 
 def write_text(path: Path, text: str) -> None:
     """Write the file. Raises InputError where it cannot be written."""
-    try:
+    with writing(path):
         path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system says of a file that cannot be written is an InputError."""
+    try:
+        yield
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
+        raise _unwritable(path, error.strerror or str(error)) from error
+
+
+def check_places(*paths: Path | None) -> None:
+    """Look where files are to be written before the work for them is done. Raises InputError where that cannot be."""
+    for path in paths:
+        if path is not None and path.is_dir():
+            raise _unwritable(path, "it is a folder")
+        if path is not None and not path.parent.is_dir():
+            raise _unwritable(path, "its folder does not exist")
+
+
+def _unwritable(path: Path, why: str) -> InputError:
+    return InputError(f"cannot write {path}: {why}", hint="name a file in a folder that you may write to")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,7 +14,7 @@ from ...jobs.errors import InputError
 from ...jobs.units import MOST_ROWS, MOST_TOKENS
 from . import options
 from .output import Output
-from .picture import write_page
+from .picture import check_places, write_page, write_text
 from .tables import homes_line, memory_table, prediction_table, reasons_table, solver_line
 
 if TYPE_CHECKING:
@@ -50,13 +51,13 @@ def command(
 ) -> None:
     """Decide the policy and predict time and memory, without running anything."""
     with Output.opened(as_json) as output:
-        from ...jobs.spec import load_spec
         from ...schedulers.hardware import hardware
         from ..admission.measuring import measuring_of
         from ..planning import Limits, make_plan
         from ..settings import Settings
 
-        job = load_spec(spec, settings or ()) if spec is not None else None
+        check_places(out, html)
+        job = _job(spec, settings or ())
         profile = hardware(
             _gpu_name(gpu, job),
             gpu_memory=gpu_memory,
@@ -86,12 +87,22 @@ def command(
         facts = facts_at(shape.batch)
         answer = make_plan(facts, profile, limits, facts_at=facts_at)
         if answer.policy is not None and out is not None:
-            answer.policy.save(out)
+            write_text(out, answer.policy.to_json())
         if answer.policy is not None and html is not None:
             write_page(html, answer.policy, facts, profile)
         output.result(answer.to_dict(), lambda console: draw(console, answer, facts, profile))
         if not answer.feasible:
             raise typer.Exit(3)
+
+
+def _job(spec: Path | None, settings: Sequence[str]) -> JobSpec | None:
+    if spec is None:
+        if settings:
+            raise InputError("--set changes a job file, and none is named", hint="lazytrain plan SPEC --set KEY=VALUE")
+        return None
+    from ...jobs.spec import load_spec
+
+    return load_spec(spec, settings)
 
 
 @dataclass(frozen=True)

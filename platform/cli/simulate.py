@@ -11,7 +11,7 @@ from rich.console import Console
 from ...jobs.units import format_bytes
 from . import options
 from .output import Output
-from .picture import write_page
+from .picture import check_places, write_page, writing
 from .tables import homes_line, timeline_table
 
 EPILOG = "Example:  lazytrain simulate policy.json --gpu RTX3090 --model qwen2.5-7b --trace step.json"
@@ -35,6 +35,7 @@ def command(
         from ..admission.measuring import measuring_of
         from ..settings import Settings
 
+        check_places(trace, html)
         decided = Policy.load(policy)
         measuring, shape = measuring_of(Settings.read()), (decided.micro_batch, decided.sequence_length)
         facts = measuring.facts(model, batch=shape[0], length=shape[1], dtype=dtype)
@@ -42,7 +43,8 @@ def command(
         profile = hardware(gpu)
         timeline = run(decided, facts, profile)
         if trace is not None:
-            timeline.save_trace(trace)
+            with writing(trace):
+                timeline.save_trace(trace)
         if html is not None:
             write_page(html, decided, facts, profile)
         data: dict[str, Any] = {

@@ -52,9 +52,11 @@ def command(
 
 
 def _train(spec: JobSpec, given: Policy | None, device: str, bars: Bars, stop: Callable[[], bool]) -> Result:
-    from ...jobs.train import shown, train
-    from ..planning import feasible_policy
-    from .job import Job
+    from ..planning import feasible_policy, uncollected
+
+    with uncollected():
+        from ...jobs.train import shown, train
+        from .job import Job
 
     bars.stage("reading the data and measuring this machine")
     settings = Settings.read()

@@ -59,10 +59,13 @@ def _search(
 ) -> Search:
     import uuid
 
-    from ..cluster import RayCluster
-    from ..trial import Order, run_probe
-    from ..tuning import SearchOrder, search_batch
-    from .job import Job
+    from ..planning import uncollected
+
+    with uncollected():
+        from ..cluster import RayCluster
+        from ..trial import Order, run_probe
+        from ..tuning import SearchOrder, search_batch
+        from .job import Job
 
     settings = Settings.read()
     bars.stage("reading the data and measuring this machine")

@@ -108,7 +108,13 @@ def within(problem: Problem, family: Family) -> Problem:
 
 
 def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float) -> Bound:
-    """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest."""
+    """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest.
+
+    When no time is left it is what a step computes and reads at least: a model of many layers takes long to make.
+    """
+    least_s = max(parking_seconds(problem), problem.micro_batches * compute_seconds(problem))
+    if deadline <= time.monotonic():
+        return Bound(family, min(least_s, problem.horizon_s))
     model = mathopt.Model(name="lazytrain-bound")
     seen = replace(
         within(problem, family),
@@ -123,7 +129,6 @@ def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float)
     result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
     if status_of(result) == "INFEASIBLE":
         return Bound(family, problem.horizon_s, work=work_of(result, model))
-    least_s = max(parking_seconds(problem), problem.micro_batches * compute_seconds(problem))
     bound_s = max(result.dual_bound() * problem.horizon_s, least_s)
     counts = _counts(choices, result.variable_values(), family) if result.has_primal_feasible_solution() else None
     return Bound(family, bound_s, counts, work_of(result, model))

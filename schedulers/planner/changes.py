@@ -16,6 +16,8 @@ from .parking import NOTHING, Parking
 from .search import NoScheduleError, OutOfTimeError, Question
 
 TIERS = {"gpu_memory": "gpu", "host_memory": "host", "nvme": "nvme"}
+MOST_LAYER_RUNS = 4096
+"""Layers times micro-batches of a step: to write down a longer one takes longer than anybody waits for advice."""
 Words = Literal["gpu_memory", "host_memory", "nvme", "memory", "batch", "master"]
 
 
@@ -34,8 +36,11 @@ def changes(
 
 def _smaller_batch(question: Question, facts_at: Callable[[int], ModelFacts] | None) -> Iterator[Change]:
     """The first of half, a quarter, ... of the batch that fits, with as many more micro-batches a step."""
+    if facts_at is None or question.state_bytes > question.budgets.host_bytes:
+        return
     batch, number = question.facts.micro_batch, question.accumulation
-    while facts_at is not None and batch % 2 == 0 and question.state_bytes <= question.budgets.host_bytes:
+    most = MOST_LAYER_RUNS // len(question.facts.layers)
+    while batch % 2 == 0 and number * 2 <= most and question.seconds_left() > 0:
         batch, number = batch // 2, number * 2
         smaller = replace(question, facts=facts_at(batch), accumulation=number, solved={})
         words = f"micro-batches of {batch} rows instead of {question.facts.micro_batch}, {number} of them a step"

@@ -85,8 +85,16 @@ class Streams:
     def _end(self, duration: Term, *after: Term) -> Term:
         """End of an operation that lasts ``duration`` and waits for all of ``after``."""
         end = self.model.add_variable(lb=0.0, ub=1.0)
+        lasts = mathopt.as_flat_linear_expression(duration)
         for other in after:
-            self.model.add_linear_constraint(end >= other + duration)
+            if isinstance(other, mathopt.Variable):  # row by row, for MathOpt's comparisons take longer than the solver
+                row = self.model.add_linear_constraint(lb=lasts.offset)
+                row.set_coefficient(end, 1.0)
+                row.set_coefficient(other, -1.0)
+                for variable, coefficient in lasts.terms.items():
+                    row.set_coefficient(variable, -coefficient)
+            else:
+                self.model.add_linear_constraint(end >= other + lasts)
         return end
 
     def _on(self, stream: str, duration: Term, *after: Term) -> Term:

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from lazytrain.jobs import introspect
-from lazytrain.jobs.alike import alike, once_each
+from lazytrain.jobs import effects, introspect
+from lazytrain.jobs.alike import Alike
 from lazytrain.jobs.effects import Places, unit_call
 from lazytrain.jobs.introspect import model_facts
 
@@ -58,7 +58,7 @@ class Layer(nn.Module):
 
 
 def key(name: str, layer: nn.Module) -> Any:
-    return alike(name, layer, unit_call(Places(layer, {}), layer.forward, {}, (torch.ones(2, 3),), {}))
+    return Alike().key(name, layer, unit_call(Places(layer, {}), layer.forward, {}, (torch.ones(2, 3),), {}))
 
 
 def test_a_layer_that_holds_another_secretly_is_like_none() -> None:
@@ -67,11 +67,21 @@ def test_a_layer_that_holds_another_secretly_is_like_none() -> None:
     assert key("a", Layer(hidden)) != key("b", Layer(hidden))
 
 
+def test_a_layer_of_which_hooks_collect_something_is_like_none_of_which_they_do_not() -> None:
+    plain = key("a", Layer())
+    token = effects._collector.set({"router_logits": []})
+    try:
+        assert key("a", Layer()) != plain
+    finally:
+        effects._collector.reset(token)
+
+
 def test_what_stands_in_returns_the_same_shapes() -> None:
-    layers = {"a": Layer(), "b": Layer()}
-    with once_each(layers, {}):
-        outputs = [layer(torch.ones(2, 3)) for layer in layers.values()]
-    assert [layer.runs for layer in layers.values()] == [1, 0]
-    assert outputs[1].shape == outputs[0].shape
+    layers, units = {"a": Layer(), "b": Layer()}, Alike()
+    for _ in range(2):  # the second time nothing runs
+        with units.once_each(layers, {}):
+            outputs = [layer(torch.ones(2, 3)) for layer in layers.values()]
+        assert [layer.runs for layer in layers.values()] == [1, 0]
+        assert outputs[1].shape == outputs[0].shape
     layers["b"](torch.ones(2, 3))
     assert layers["b"].runs == 1  # afterwards all of them run again

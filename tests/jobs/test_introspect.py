@@ -124,6 +124,13 @@ def test_a_large_model_needs_no_memory():
     [
         ({"hidden_size": 8}, "model_type"),
         ({"model_type": "no-such-model"}, "no-such-model"),
+        ({**LLAMA, "num_hidden_layers": 10**6}, "num_hidden_layers is 1,000,000"),
+        ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({**LLAMA, "vocab_size": -5}, "vocab_size is -5"),
+        ({**LLAMA, "hidden_size": 10**400}, "hidden_size is 10,000,000"),
+        ({**LLAMA, "quantization_config": "gptq"}, "quantised .gptq."),
+        ({**LLAMA, "attn_implementation": "flash_attention_9"}, "flash_attention_9"),
+        ({**LLAMA, "hidden_act": "swoosh"}, "swoosh"),
         ({"model_type": "t5"}, "T5"),
         ({**FAMILIES["gpt2"], "n_positions": 8}, "8 positions, the rows have 16"),
     ],
@@ -131,6 +138,12 @@ def test_a_large_model_needs_no_memory():
 def test_a_model_that_cannot_be_streamed_is_refused_with_the_reason(config, why):
     with pytest.raises(ModelError, match=why):
         model_facts(config, micro_batch=ROWS, sequence_length=LENGTH, dtype="float32")
+
+
+def test_a_model_type_that_nobody_knows_is_answered_with_the_nearest():
+    with pytest.raises(ModelError, match="knows no model_type 'lama'") as caught:
+        model_facts({**LLAMA, "model_type": "lama"}, micro_batch=ROWS, sequence_length=LENGTH)
+    assert "llama" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -169,3 +182,16 @@ def test_flops_of_experts_are_counted():
     experts = 2 * tokens * 2 * 3 * 64 * 96
     router = 2 * tokens * 64 * 4
     assert layer.forward_flops == attention_products + scores + experts + router
+
+
+def test_a_model_that_reads_numbers_while_it_is_made_is_measured():
+    """The vision tower of Gemma 3 does, which text does not reach."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2}
+    config = {
+        "model_type": "gemma3",
+        "text_config": {**sizes, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128},
+        "vision_config": {**sizes, "image_size": 28, "patch_size": 14},
+        "mm_tokens_per_image": 4,
+    }
+    facts = model_facts(config, micro_batch=ROWS, sequence_length=LENGTH)
+    assert [u.name for u in facts.layers] == [f"model.language_model.layers.{i}" for i in range(2)]

@@ -7,13 +7,44 @@ from lazytrain.jobs.units import format_bytes, parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(
-    "text, size", [("96GiB", 96 << 30), ("70GB", 70 * 10**9), ("1.5 MB", 1_500_000), (123, 123), ("123", 123)]
+    "text, size",
+    [
+        ("96GiB", 96 << 30),
+        ("70GB", 70 * 10**9),
+        ("1.5 MB", 1_500_000),
+        (123, 123),
+        ("123", 123),
+        (".5gb", 5 * 10**8),
+        ("2G", 2 * 10**9),
+        ("0", 0),
+    ],
 )
 def test_amounts_of_memory(text, size):
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "70 Gigs", "GB", "-", "nan"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "70 Gigs",
+        "GB",
+        "-",
+        "nan",
+        "-1",
+        -1,
+        "1,5GB",
+        "5.GB",
+        "1e3GB",
+        "1e-400GB",
+        "8bit",
+        "1_000",
+        "70GB more",
+        "2048PiB",
+        True,
+        "9" * 40,
+    ],
+)
 def test_a_bad_amount_says_what_to_write(text):
     with pytest.raises(InputError, match="70GB"):
         parse_bytes(text)

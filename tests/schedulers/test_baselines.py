@@ -45,6 +45,13 @@ def test_every_layer_moves_to_the_host_just_as_many_as_the_gpu_cannot_hold(
     assert kept < 10
 
 
+def test_every_layer_without_a_machine_keeps_all_boundaries_on_the_gpu(make_facts: Make) -> None:
+    policy = every_layer(make_facts(5), accumulation=2)
+    assert set(policy.homes) == {"gpu"} and policy.accumulation == 2
+    with pytest.raises(InputError, match="of a machine"):
+        every_layer(make_facts(5), gpu_memory="1GB")
+
+
 def test_every_layer_goes_on_to_nvme_when_the_host_is_full(make_facts: Make, make_profile: Machine) -> None:
     facts, profile = make_facts(20), make_profile()
     host = sum(state_bytes(facts).values()) + 9 * MIB

@@ -85,6 +85,37 @@ def test_overrides_replace_single_facts() -> None:
         hardware("H800", gpu_memory="seventy")
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"gpu_memory": 0}, "gpu_memory_bytes 0"),
+        ({"h2d_gbps": 1e-300}, "h2d_bytes_s 1e-291"),  # a copy of one byte would take for ever
+        ({"h2d_gbps": 1e300}, "h2d_bytes_s inf"),
+        ({"host_gbps": float("nan")}, "host_bytes_s nan"),
+        ({"efficiency": 1.5}, "efficiency 1.5"),
+    ],
+)
+def test_what_was_asked_for_and_cannot_be_is_named_with_its_value(asked: dict[str, float], words: str) -> None:
+    with pytest.raises(HardwareError, match=f"H800 cannot have {words}") as caught:
+        hardware("H800", **asked)  # type: ignore[arg-type]
+    assert "another" in caught.value.hint
+
+
+@pytest.mark.parametrize("rate", [0, -1.0, 1e-300, 1e300])
+def test_a_profile_whose_matrix_rate_gives_no_finite_times_is_refused(tmp_path: Path, rate: float) -> None:
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps(hardware("H800").model_dump() | {"matmul_flops": {"bfloat16": rate}}))
+    with pytest.raises(HardwareError, match=r"matmul_flops\.bfloat16"):
+        hardware(path)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 5000, "a\0b", "[" * 5000])
+def test_what_cannot_be_a_path_is_no_gpu(name: str) -> None:
+    with pytest.raises(HardwareError, match="no GPU is called") as caught:
+        hardware(name)
+    assert len(caught.value.message) < 120
+
+
 def test_a_profile_file_is_read_back(tmp_path: Path) -> None:
     profile = hardware("L40S", nvme="2TB")
     path = tmp_path / "node.json"
@@ -98,9 +129,10 @@ def test_bad_profile_files_say_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "node.json"
     with pytest.raises(HardwareError, match="cannot read"):
         hardware(path)
-    path.write_text("{")
-    with pytest.raises(HardwareError, match="not JSON"):
-        hardware(path)
+    for text in ("{", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(HardwareError, match="not JSON"):
+            hardware(path)
     path.write_text(json.dumps(hardware("H800").model_dump() | {"h2d_bytes_s": -1, "gpu_memory_bytes": "much"}))
     with pytest.raises(HardwareError, match=r"gpu_memory_bytes: .*h2d_bytes_s: "):
         hardware(path)

@@ -18,6 +18,23 @@ TINY = {
 }
 
 
+PROMISED = {
+    "solver": {"planner", "backend", "status", "objective_s", "bound_s", "gap", "seconds"},
+    "policy": {
+        "schema", "model_digest", "hardware_digest", "micro_batch", "accumulation", "sequence_length", "boundaries",
+        "layers", "weight_slots", "optimizer_home", "gradient_home",
+    },
+    "boundary": {"index", "home"},
+    "layer": {"index", "internals", "internals_home", "resident"},
+    "predicted": {
+        "step_s", "tokens_per_s", "tflops_6n", "compute_units", "peak_gpu_bytes", "peak_host_bytes", "nvme_bytes",
+        "host_bytes_per_parameter", "exposed_s",
+    },
+}  # fmt: skip
+"""Names that ``plan --json`` gives, whatever else it gives; of a rule it gives those of a prediction."""
+PROMISED_BASELINES = ("megatrain", "every_layer", "paper")
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     path = tmp_path / "config.json"
@@ -38,9 +55,15 @@ def test_the_promised_keys(model: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert "boundary 4: on the GPU" in page.read_text()
     assert answer["feasible"] is True
     assert answer["solver"]["planner"] == "full"
-    assert {"schema", "model_digest", "micro_batch", "boundaries", "layers", "weight_slots"} <= set(answer["policy"])
-    assert {"step_s", "tokens_per_s", "peak_gpu_bytes", "peak_host_bytes", "exposed_s"} <= set(answer["predicted"])
-    assert {"megatrain", "every_layer"} <= set(answer["baselines"])
+    policy = answer["policy"]
+    promised = {
+        "solver": answer["solver"], "policy": policy, "boundary": policy["boundaries"][0], "layer": policy["layers"][0],
+        "predicted": answer["predicted"], **{name: answer["baselines"][name] for name in PROMISED_BASELINES},
+    }  # fmt: skip
+    for name, given in promised.items():
+        assert PROMISED.get(name, PROMISED["predicted"]) <= set(given), name
+    assert set(answer["predicted"]["exposed_s"]) == {"h2d", "d2h", "nvme_read", "nvme_write", "cpu"}
+    assert policy["boundaries"][0] == {"index": 0, "home": "gpu"}
     saved = Policy.load(out)
     assert [b.home for b in saved.boundaries] == [b["home"] for b in answer["policy"]["boundaries"]]
 
@@ -52,7 +75,7 @@ def test_what_does_not_fit_is_exit_3_with_reasons(model: str, capsys: pytest.Cap
     (reason,) = [r for r in answer["reasons"] if r["resource"] == "gpu_memory"]
     assert reason["available_bytes"] == 10_000
     assert reason["shortfall_bytes"] == reason["needed_bytes"] - 10_000 > 0
-    assert reason["hint"]
+    assert set(reason) == {"resource", "needed_bytes", "available_bytes", "shortfall_bytes", "hint"} and reason["hint"]
 
 
 def test_options_override_the_profile(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +102,13 @@ def test_for_a_person(model: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["none.yaml", "--gpu", "H800"], "none.yaml"),
         (["--model", "MODEL", "--gpu", "H800", "--batch", "2", "--length", "16", "--planner", "magic"], "magic"),
         (["--model", "MODEL", "--gpu", "H800", "--batch", "2", "--length", "16", "--nvme", "lots"], "lots"),
+        (["--model", "MODEL", "--gpu", "H800", "--gpu-memory", "0"], "gpu_memory_bytes 0"),
+        (["--model", "MODEL", "--gpu", "H800", "--host-memory", "1e400GiB"], "1e400GiB"),
+        (["--model", "MODEL", "--gpu", "H800", "--h2d-gbps", "nan"], "h2d_bytes_s nan"),
+        (["--model", "MODEL", "--gpu", "H800", "--solve-seconds", "inf"], "inf seconds"),
+        (["--model", "MODEL", "--gpu", "H800", "--set", "train.batch=2"], "--set changes a job file"),
+        (["--model", "MODEL", "--gpu", "H800", "--html", "/"], "cannot write /: it is a folder"),
+        (["--model", "MODEL", "--gpu", "H800", "--out", "/no/such/policy.json"], "its folder does not exist"),
     ],
 )
 def test_wrong_input_is_exit_2(
@@ -86,6 +116,13 @@ def test_wrong_input_is_exit_2(
 ) -> None:
     given = [model if argument == "MODEL" else argument for argument in arguments]
     assert words in planned(given, capsys, code=2)["error"]["message"]
+
+
+@pytest.mark.parametrize("option", ["--out", "--html"])
+def test_a_full_disk_is_said_so(option: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--model", model, "--gpu", "H800", "--batch", "2", "--length", "16"]
+    error = planned([*shape, option, "/dev/full"], capsys, code=2)["error"]
+    assert error["message"] == "cannot write /dev/full: No space left on device"
 
 
 def test_simulate_reads_the_policy_and_writes_a_trace(

@@ -132,8 +132,9 @@ def test_out_of_time_gives_the_best_rule(
 
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_no_time_at_all_gives_the_best_rule_with_a_gap(
-    facts: ModelFacts, make_profile: Machine, accumulation: int
+    facts: ModelFacts, make_profile: Machine, accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("lazytrain.schedulers.planner.bound.Choices", None)  # no model is made of what is not solved
     profile = make_profile()
     answer = plan_with(facts, profile, gpu_memory=44 * MIB, solve_seconds=1e-9, accumulation=accumulation)
     assert answer.predicted and answer.solver and answer.solver.out_of_time
@@ -182,6 +183,22 @@ def test_changes_that_are_named_were_tried(make_facts: Make, make_profile: Machi
     assert plan(facts_at(batch), profile, accumulation=16 // batch).feasible
     assert not plan(facts_at(2 * batch), profile, accumulation=8 // batch).feasible
     assert answer.to_dict()["changes"][0]["tokens_per_s"] > 0
+
+
+def test_no_smaller_batch_is_tried_whose_step_takes_long_to_write_down(
+    make_facts: Make, make_profile: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of 65,536 rows halved to 1 would be a step of as many micro-batches."""
+    asked = []
+
+    def facts_at(batch: int) -> ModelFacts:
+        asked.append(batch)
+        return make_facts(6, boundary=batch * MIB, workspace=4 * batch * MIB, micro_batch=batch)
+
+    monkeypatch.setattr("lazytrain.schedulers.planner.changes.MOST_LAYER_RUNS", 50)
+    answer = plan(facts_at(1 << 16), make_profile(gpu_memory_bytes=40 * MIB), facts_at=facts_at)
+    assert not answer.feasible and "batch" not in {change.what for change in answer.changes}
+    assert asked == [1 << 16, 1 << 15, 1 << 14, 1 << 13]  # 8 micro-batches of 6 layers
 
 
 def test_a_shorter_master_is_named_where_it_is_enough(facts: ModelFacts, make_profile: Machine) -> None:
