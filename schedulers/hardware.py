@@ -62,6 +62,9 @@ class HardwareProfile(Frozen):
     """Compute of a unit's gradients, in its forwards: one product for its input's, one for its weights'."""
     reforward_matmuls: float = Field(default=0.13, ge=0, le=1e3)
     """Forwards that backward repeats of a layer that kept its matrix products; measured on a Llama layer."""
+    reforward_all: float = Field(default=0.0, ge=0, le=1e3)
+    """Forwards' worth of time that it takes to keep everything and find it again; nothing but Python's, so that it
+    counts for small layers only."""
     h2d_bytes_s: Rate
     d2h_bytes_s: Rate
     host_memory_bytes: Size
@@ -96,8 +99,8 @@ class HardwareProfile(Frozen):
         return digest(self.model_dump(mode="json"))
 
     def reforward(self, internals: Internals) -> float:
-        """Forwards of a layer that its backward repeats, by what was kept of it."""
-        return {"none": 1.0, "matmuls": self.reforward_matmuls, "all": 0.0}[internals]
+        """Forwards of a layer that its backward takes beside its gradients', by what was kept of it."""
+        return {"none": 1.0, "matmuls": self.reforward_matmuls, "all": self.reforward_all}[internals]
 
     def flops(self, dtype: str) -> float:
         """Rate at which layers compute in ``dtype``, operations per second. Raises HardwareError if it is not known."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..jobs.errors import DoesNotFit
-from ..jobs.model_facts import Internals, ModelFacts
-from ..jobs.policy import Policy, Program, lower
+from ..jobs.model_facts import ModelFacts
+from ..jobs.policy import Policy, lower
 from ..jobs.timeline import Timeline
+from .calibration import Computed, computed
 from .costs import LINK_RATES, program_seconds
 from .hardware import HardwareProfile
 from .planner import Plan, plan
@@ -32,10 +33,8 @@ class Measured:
     """How fast each stream was in a step, relative to the profile: 0.5 is half as fast."""
 
     speeds: dict[str, float] = field(default_factory=dict)
-    forwards_speed: float = 1.0
-    """How fast layers ran forward."""
-    backwards: dict[Internals, float] = field(default_factory=dict)
-    """Forwards that a layer's backward took, by what the layer had kept."""
+    compute: Computed | None = None
+    """What compute took in detail; None where no layer was seen."""
 
     @classmethod
     def of(cls, timelines: Sequence[Timeline], policy: Policy, facts: ModelFacts, profile: HardwareProfile) -> Measured:
@@ -50,17 +49,14 @@ class Measured:
                 taken_s[stream] += seconds
         streams = (stream for stream, second in promised_s.items() if second > 0 and taken_s[stream] > 0)
         speeds = {stream: promised_s[stream] / taken_s[stream] for stream in streams}
-        return cls(speeds, *_layers(timelines, program, facts, profile))
+        return cls(speeds, computed(timelines, program, facts, profile))
 
     def drifted(self, beyond: float = DRIFT) -> dict[str, float]:
         """The streams that are further from the profile than a share."""
         return {stream: speed for stream, speed in self.speeds.items() if abs(speed - 1) > beyond}
 
     def profile(self, planned: HardwareProfile, *, beyond: float = DRIFT) -> HardwareProfile:
-        """The profile with the rates that were measured, for the streams that are off by more than ``beyond``.
-
-        With 0 this is calibration: one factor for each stream, from a few probe steps.
-        """
+        """The profile with the rates that were measured, for the streams that are off by more than ``beyond``."""
         drifted = self.drifted(beyond)
         changes: dict[str, Any] = {
             rate: getattr(planned, rate) * drifted[stream] for stream, rate in LINK_RATES.items() if stream in drifted
@@ -75,42 +71,12 @@ class Measured:
         return planned.model_copy(update=changes)
 
     def calibrated(self, planned: HardwareProfile) -> HardwareProfile:
-        """The profile with all that was measured: the rate of every stream, and what a backward takes.
+        """The profile with all that was measured: the rate of every stream, and what compute takes in detail.
 
         Steps of a policy with layers that keep nothing, products, and everything say the most.
         """
-        forwards = replace(
-            self, speeds=self.speeds | {"compute": self.forwards_speed} if self.backwards else self.speeds
-        )
-        whole = self.backwards.get("all", self.backwards.get("none", planned.backward_forwards + 1) - 1)
-        repeats = self.backwards.get("matmuls", whole + planned.reforward_matmuls) - whole
-        changes = {"backward_forwards": whole, "reforward_matmuls": max(0.0, repeats)}
-        return forwards.profile(planned, beyond=0.0).model_copy(update=changes)
-
-
-def _layers(
-    timelines: Sequence[Timeline], program: Program, facts: ModelFacts, profile: HardwareProfile
-) -> tuple[float, dict[Internals, float]]:
-    """How fast layers ran forward, and how many such forwards their backwards took, by what was kept of them."""
-    taken_s: dict[str, float] = defaultdict(float)
-    for timeline in timelines:
-        for span in timeline.spans:
-            taken_s[span.op] += (span.end_s - span.start_s) / len(timelines)
-    forward_s: dict[tuple[int, int], float] = {}
-    promised_s = 0.0
-    backward: dict[Internals, list[tuple[float, float]]] = defaultdict(list)
-    for op, promised in zip(program.ops, program_seconds(program, facts, profile), strict=True):
-        if op.unit < 0 or facts.units[op.unit].kind != "layer" or op.id not in taken_s:
-            continue
-        if op.kind == "forward":
-            forward_s[op.unit, op.micro] = taken_s[op.id]
-            promised_s += promised
-        elif op.kind == "backward" and (op.unit, op.micro) in forward_s:
-            backward[op.internals].append((taken_s[op.id], forward_s[op.unit, op.micro]))
-    if not forward_s:
-        return 1.0, {}
-    ratios = {kept: sum(b for b, _ in pairs) / sum(f for _, f in pairs) for kept, pairs in backward.items()}
-    return promised_s / sum(forward_s.values()), ratios
+        rates = self.profile(planned, beyond=0.0)
+        return rates if self.compute is None else self.compute.of(rates, planned)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Compute:
             if op.internals == "none":
                 output = call.forward(boundary)
             else:
-                kept = self._in_flight.kept[key] = KEEP[op.internals]()
+                kept = self._in_flight.kept[key] = KEEP[op.internals](swapped=self._swaps(op.unit))
                 output = kept.forward(call, boundary, slot)
         if self._home(op.unit) != "gpu":
             self._store.drop(key)
@@ -189,6 +189,9 @@ class Compute:
     def _home(self, unit: int) -> str:
         layer = unit - self._first_layer
         return self._policy.homes[layer] if 0 <= layer < len(self._facts.layers) else "gpu"
+
+    def _swaps(self, unit: int) -> bool:
+        return self._policy.layers[unit - self._first_layer].internals_home == "host"
 
     @contextmanager
     def _noting(self, op: Op, call: Call) -> Iterator[None]:

@@ -4,7 +4,8 @@
 handed out in the second, in order. `Graph` keeps the graph of the first run itself; since the slot holds another
 layer's weights by the time backward comes, a saved weight is remembered by its place in the slot and looked up there.
 
-Either can move to the host and back: ``storages`` are what it keeps, in a fixed order.
+Either can move to the host and back: ``storages`` are what it keeps, in a fixed order. A torch operation takes the host
+some microseconds, and a layer keeps dozens of tensors: what stays on the device is kept without any that can be spared.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ..errors import ProgramError
+from ..memory import unseen
 from ..replay import PRODUCTS, Call, Gradients, Graphed, output_tensors
 
 
@@ -36,23 +38,23 @@ class View:
     def of(cls, tensor: torch.Tensor) -> View:
         return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
-    def on(self, storage: torch.Tensor) -> torch.Tensor:
-        """The same view of ``storage``, a flat byte tensor (which may itself lie anywhere in a larger one)."""
-        start = storage.storage_offset() * storage.element_size() // self.dtype.itemsize
-        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return tensor.set_(storage.untyped_storage(), start + self.offset, self.size, self.stride)
+    def on(self, memory: torch.UntypedStorage) -> torch.Tensor:
+        """The same view of another storage."""
+        tensor = torch.empty(0, dtype=self.dtype, device=memory.device)
+        return tensor.set_(memory, self.offset, self.size, self.stride)
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The storage of ``tensor`` as a flat byte tensor."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+def whole(memory: torch.UntypedStorage) -> torch.Tensor:
+    """A storage as a flat byte tensor."""
+    with unseen():
+        return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
 
 
 @dataclass(slots=True)
 class Storage:
-    """A kept storage as a flat byte tensor; None while it is on the host."""
+    """A kept storage's memory on the device; None while it is on the host."""
 
-    bytes: torch.Tensor | None
+    memory: torch.UntypedStorage | None
 
 
 class Internals(ABC):
@@ -61,12 +63,14 @@ class Internals(ABC):
     Whoever reads a storage holds it, so that backward frees each one as soon as it has used it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, swapped: bool = False) -> None:
+        """``swapped`` says whether what is kept moves to the host and back."""
         self.storages: list[Storage] = []
+        self._swapped = swapped
 
     def keep(self, tensor: torch.Tensor) -> Kept:
         """Keep a tensor's storage."""
-        self.storages.append(Storage(whole(tensor)))
+        self.storages.append(Storage(tensor.untyped_storage()))
         return Kept(self.storages[-1], View.of(tensor))
 
     @abstractmethod
@@ -88,8 +92,8 @@ class Internals(ABC):
 class Products(Internals):
     """Outputs of matrix products and of attention."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, swapped: bool = False) -> None:
+        super().__init__(swapped=swapped)
         self._recorded: list[tuple[Any, Any]] = []  # operation, and its result with a place in `storages` per tensor
 
     def forward(self, call: Call, boundary: torch.Tensor, slot: torch.Tensor) -> Any:
@@ -114,8 +118,8 @@ class Products(Internals):
     def _save(self, written: torch.Tensor) -> None:
         """Keep a copy of a recorded product that the layer is about to write into."""
         for storage in self.storages:
-            if storage.bytes is not None and storage.bytes.data_ptr() == written.untyped_storage().data_ptr():
-                storage.bytes = storage.bytes.clone()
+            if storage.memory is not None and storage.memory.data_ptr() == written.untyped_storage().data_ptr():
+                storage.memory = whole(storage.memory).clone().untyped_storage()
 
     def _record(self, func: Any, result: Any) -> None:
         self._recorded.append((func, tree_map_only(torch.Tensor, self.keep, result)))
@@ -124,20 +128,22 @@ class Products(Internals):
 class Graph(Internals):
     """Everything autograd saved in the forward, with the graph itself."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, swapped: bool = False) -> None:
+        super().__init__(swapped=swapped)
         self._graphed: Graphed | None = None
         self._slot, self._boundary = Storage(None), Storage(None)
 
     def forward(self, call: Call, boundary: torch.Tensor, slot: torch.Tensor) -> Any:
-        known = {whole(slot).data_ptr(): self._slot, whole(boundary).data_ptr(): self._boundary}
-        others = {whole(tensor).data_ptr() for tensor in call.tensors()}
+        known = {_start(slot): self._slot, _start(boundary): self._boundary}
+        others = {_start(tensor) for tensor in call.tensors()}
 
         def pack(tensor: torch.Tensor) -> Kept | torch.Tensor:
-            start = whole(tensor).data_ptr()
+            start = _start(tensor)
             if start in others:
                 return tensor.detach()  # masks and rotary tables: alive anyway, though not in the graph's own inputs
             if start not in known:
+                if not self._swapped:
+                    return tensor.detach()
                 known[start] = self.keep(tensor).storage
             return Kept(known[start], View.of(tensor))
 
@@ -159,7 +165,7 @@ class Graph(Internals):
         parameters: Sequence[torch.nn.Parameter],
     ) -> Gradients:
         assert self._graphed is not None
-        self._slot.bytes, self._boundary.bytes = whole(slot), whole(boundary)
+        self._slot.memory, self._boundary.memory = slot.untyped_storage(), boundary.untyped_storage()
         graphed, self._graphed = self._graphed, None
         self.storages.clear()
         return call.differentiate(graphed, output_gradients, parameters)
@@ -173,8 +179,14 @@ class Kept:
     view: View
 
     def tensor(self) -> torch.Tensor:
-        assert self.storage.bytes is not None, "internals are used only while they are on the device"
-        return self.view.on(self.storage.bytes)
+        assert self.storage.memory is not None, "internals are used only while they are on the device"
+        with unseen():
+            return self.view.on(self.storage.memory)
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Address of the tensor's storage."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _unpack(packed: Kept | torch.Tensor) -> torch.Tensor:

@@ -4,15 +4,16 @@
 
 Each case draws a Llama, a batch, links and a budget, and lets the full planner, a fixed rule or chance decide the
 policy. Three traced steps with every boundary on the GPU, in which layers keep nothing, products, and everything in
-turn, calibrate links, CPU work, forwards, and what a backward takes after each; then the drawn policy runs and its
-median step time, peak device bytes and host bytes are held against the prediction. Three more such steps follow it:
-``step_error`` is that of a prediction from all six, ``step_error_from_before`` that from the first three alone, and
-``machine_drift`` how much faster the machine's compute had become from the first three to the last.
+turn, calibrate links, CPU work, forwards, what a backward takes after each, and what every operation takes beside its
+arithmetic; then the drawn policy runs and its median step time, peak device bytes and host bytes are held against the
+prediction. This machine is another one from minute to minute, so policy and calibration run in turns: ``step_error`` is
+that of a prediction from all calibrating steps, ``step_error_from_before`` that from the first three alone, and
+``machine_drift`` how much faster the machine's compute had become from the first three to the others.
 ``off_before_calibration`` says how far the probe's profile was from the first three steps. ``peak_gpu_error`` is that
-of what a plan promises; ``peak_over_time_error`` that of the peak on the simulated timeline, which is reached later or
-never where copies are as fast as predicted. ``plans`` counts planned runs on a device that has exactly the budget,
-``oom`` how many of them ran out of memory. Everything runs on this machine's CPU, so the figures mean something only
-while it is quiet: ``load`` is recorded for each case.
+of what a plan promises, ``peak_over_time_error`` that of the peak on the simulated timeline.
+``plans`` counts planned runs on a device that has exactly the budget, ``oom`` how many of them ran out of memory.
+Everything runs on this machine's CPU, so the figures mean something only while it is quiet: ``load`` is recorded for
+each case.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from lazytrain.schedulers.replan import Measured
 from lazytrain.schedulers.simulator import predict, simulate
 
 CASES, PLANS, QUICK_CASES, QUICK_PLANS = 30, 50, 3, 4
-PROBE_STEPS, STEPS = 3, 5
+PROBE_STEPS, TURNS, STEPS = 3, 3, 2
 ERRORS = ("step_error", "step_error_from_before", "peak_gpu_error", "peak_over_time_error", "host_error")
 
 
@@ -117,20 +118,32 @@ def step(streamed: Streamed, case: Case) -> float:
     return time.perf_counter() - begun
 
 
-def probed(case: Case) -> tuple[Policy, list[Timeline]]:
-    """Three traced steps, and the policy that they ran."""
+def probe_of(case: Case) -> Policy:
+    """Every boundary on the GPU, and layers that keep nothing, products, and everything in turn."""
     probe = Policy.from_homes(case.facts, ["gpu"] * (len(case.facts.layers) + 1))
     kept = itertools.cycle(("none", "matmuls", "all"))
     layers = [layer.model_copy(update={"internals": what}) for layer, what in zip(probe.layers, kept, strict=False)]
-    probe = probe.model_copy(update={"layers": tuple(layers)})
+    return probe.model_copy(update={"layers": tuple(layers)})
+
+
+def traced(streamed: Streamed, case: Case, steps: int) -> list[Timeline]:
+    """Traced steps, each by itself; the updates of the one before run, and count, in it."""
     timelines = []
-    with open_stream(case, probe, 1 << 34) as streamed:
+    step(streamed, case)
+    for _ in range(steps):
+        streamed.trace()
         step(streamed, case)
-        for _ in range(PROBE_STEPS):
-            streamed.trace()  # each step's spans by themselves; the updates of the one before run, and count, in it
-            step(streamed, case)
-            timelines.append(streamed.timeline())
-    return probe, timelines
+        timelines.append(streamed.timeline())
+    streamed.flush()
+    return timelines
+
+
+def timed(streamed: Streamed, case: Case, steps: int) -> list[float]:
+    """Seconds of steps that follow another."""
+    step(streamed, case)
+    seconds = [step(streamed, case) for _ in range(steps)]
+    streamed.flush()
+    return seconds
 
 
 def draw_policy(case: Case, profile: HardwareProfile, choose: random.Random) -> Policy:
@@ -155,18 +168,21 @@ def draw_policy(case: Case, profile: HardwareProfile, choose: random.Random) -> 
 
 def measure_case(case: Case, choose: random.Random) -> dict[str, Any]:
     """Predicted and measured of one policy."""
-    probe, first = probed(case)
-    before = Measured.of(first, probe, case.facts, case.profile)
-    policy = draw_policy(case, before.calibrated(case.profile), choose)
-    from_before = predict(policy, case.facts, before.calibrated(case.profile))
-    with open_stream(case, policy, from_before.peak_gpu_bytes) as streamed:
-        step(streamed, case)
-        seconds = [step(streamed, case) for _ in range(STEPS)]
-        streamed.flush()
-        peak, host = streamed.device.peak_bytes, sum(streamed.host_bytes().values())
-    last = probed(case)[1]
-    profile = Measured.of([*first, *last], probe, case.facts, case.profile).calibrated(case.profile)
-    after = Measured.of(last, probe, case.facts, case.profile)
+    probe, seconds = probe_of(case), list[float]()
+    with open_stream(case, probe, 1 << 34) as probing:
+        step(probing, case)
+        timelines = traced(probing, case, PROBE_STEPS)
+        before = Measured.of(timelines, probe, case.facts, case.profile)
+        policy = draw_policy(case, before.calibrated(case.profile), choose)
+        from_before = predict(policy, case.facts, before.calibrated(case.profile))
+        with open_stream(case, policy, from_before.peak_gpu_bytes) as streamed:
+            step(streamed, case)
+            for _ in range(TURNS):
+                seconds += timed(streamed, case, STEPS)
+                timelines += traced(probing, case, 1)
+            peak, host = streamed.device.peak_bytes, sum(streamed.host_bytes().values())
+    profile = Measured.of(timelines, probe, case.facts, case.profile).calibrated(case.profile)
+    after = Measured.of(timelines[PROBE_STEPS:], probe, case.facts, case.profile)
     predicted, measured = predict(policy, case.facts, profile), statistics.median(seconds)
     return {
         "layers": len(case.facts.layers),

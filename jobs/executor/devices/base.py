@@ -255,6 +255,11 @@ class Device(ABC):
         """Copy between host and device, in the order of the stream whose work this is part of."""
         target.copy_(source, non_blocking=True)
 
+    def copy_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        """`copy` each of ``sources`` to the one of ``targets`` at its place."""
+        for target, source in zip(targets, sources, strict=True):
+            self.copy(target, source)
+
     @abstractmethod
     def counting(self) -> AbstractContextManager[object]:
         """While entered, what the calling thread allocates counts as device memory, and what it computes is the

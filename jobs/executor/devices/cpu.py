@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from ...errors import OutOfMemory
-from ...memory import StorageTracker
+from ...memory import StorageTracker, unseen
 from .base import LEAVING, Device, Event, InlineStream, Stream, ThreadStream
 from .host import MORE_HOST_MEMORY, page_aligned
 
@@ -44,13 +44,19 @@ class CpuDevice(Device):
         self.streams: dict[str, Stream] = {name: InlineStream(name, self.recorder) for name in STREAM_NAMES}
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        tensor = torch.empty(numel, dtype=dtype)
+        with unseen():
+            tensor = torch.empty(numel, dtype=dtype)
         self._tracker.watch(tensor)
         return tensor
 
     def host_empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         with _disable_current_modes():  # host memory is not the device's
             return page_aligned(numel * dtype.itemsize).view(dtype)
+
+    def copy_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        """In one call: between two, a link's thread would take the interpreter from the thread that computes."""
+        if targets:
+            torch._foreach_copy_(targets, sources)
 
     def counting(self) -> AbstractContextManager[object]:
         if not self._counts or self._tracker in _get_current_dispatch_mode_stack():

@@ -11,11 +11,12 @@ from typing import Generic, TypeVar
 import torch
 
 from ...errors import ProgramError
+from ...memory import unseen
 from ...policy import Op, Program
 from ...policy.program import Kind
 from ...replay import padded
 from ..devices import Device
-from ..internals import Internals
+from ..internals import Internals, whole
 from .gpudirect import GpuDirectFile
 from .nvme import NvmeFile
 from .scratch import ScratchFile
@@ -40,7 +41,8 @@ class Form:
 
     def front_of(self, buffer: torch.Tensor) -> torch.Tensor:
         """The front of a byte buffer, seen as such a tensor."""
-        return buffer[: self.bytes].view(self.dtype).view(self.shape)
+        with unseen():
+            return buffer[: self.bytes].view(self.dtype).view(self.shape)
 
 
 class ActivationStore:
@@ -157,10 +159,10 @@ class ActivationStore:
 
     def swap_out(self, key: Key, kept: Internals) -> Copy:
         """Copy a layer's internals from the GPU to the host; the GPU's are given up."""
-        sources = [storage.bytes for storage in kept.storages if storage.bytes is not None]
+        sources = [whole(storage.memory) for storage in kept.storages if storage.memory is not None]
         for source, storage in zip(sources, kept.storages, strict=True):
             self._device.lend(source, "d2h")
-            storage.bytes = None
+            storage.memory = None
         sizes, room = [source.numel() for source in sources], self._internals_homes.take(key)
         if sum(map(padded, sizes)) > room.numel():
             raise ProgramError(
@@ -169,7 +171,7 @@ class ActivationStore:
                 hint="plan with internals: none for this model, or for the larger batch",
             )
         targets = self._swapped[key] = pack(room, sizes)
-        return (lambda: self._copy_all(targets, sources)), sum(map(padded, sizes))
+        return (lambda: self._device.copy_all(targets, sources)), sum(map(padded, sizes))
 
     def swap_in(self, key: Key, kept: Internals | None) -> Copy:
         """Copy a layer's internals back to newly taken GPU memory."""
@@ -180,8 +182,8 @@ class ActivationStore:
         targets = [self._device.empty(source.numel(), torch.uint8) for source in sources]
         for target, storage in zip(targets, kept.storages, strict=True):
             self._device.lend(target, "h2d")
-            storage.bytes = target
-        return (lambda: self._copy_all(targets, sources)), sum(padded(source.numel()) for source in sources)
+            storage.memory = target.untyped_storage()
+        return (lambda: self._device.copy_all(targets, sources)), sum(padded(source.numel()) for source in sources)
 
     def spent_by(self, op: Op) -> list[torch.Tensor]:
         """The host memory that ``op``, which moves something back or on, is the last to read."""
@@ -219,10 +221,6 @@ class ActivationStore:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _copy_all(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        for target, source in zip(targets, sources, strict=True):
-            self._device.copy(target, source)
 
     def _nvme(self) -> ScratchFile:
         assert self._file is not None, "only boundaries with a place on NVMe are written and read"
@@ -284,7 +282,8 @@ _NOTHING: Copy = (_nothing, 0)
 def pack(buffer: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
     """Consecutive aligned parts of a byte buffer."""
     parts, start = [], 0
-    for size in sizes:
-        parts.append(buffer[start : start + size])
-        start += padded(size)
+    with unseen():
+        for size in sizes:
+            parts.append(buffer[start : start + size])
+            start += padded(size)
     return parts

@@ -10,6 +10,7 @@ from torch import nn
 
 from ...errors import ProgramError
 from ...layout import Layout
+from ...memory import unseen
 from ..buffers import Buffers
 from ..devices import Device
 from .parked import MovableOptimizer, ParkedOptimizer
@@ -239,17 +240,19 @@ class HostUnit:
 
     def bind(self, flat: torch.Tensor) -> None:
         """Make the module's parameters views into ``flat``, its weights on the device."""
-        for segment in self.layout.segments:
-            parameter = self.parameters[segment.name]
-            parameter.__class__ = nn.Parameter
-            parameter.data = flat[segment.offset : segment.offset + segment.numel].view(segment.shape)
+        with unseen():
+            for segment in self.layout.segments:
+                parameter = self.parameters[segment.name]
+                parameter.__class__ = nn.Parameter
+                parameter.data = flat[segment.offset : segment.offset + segment.numel].view(segment.shape)
 
     def unbind(self, device: torch.device) -> None:
         """Give the module's parameters no memory: whoever uses one outside its turn is answered by `at_rest`."""
-        for parameter in self.parameters.values():
-            parameter.__class__ = nn.Parameter
-            parameter.data = torch.empty(0, dtype=self.dtype, device=device)
-            parameter.__class__ = self.at_rest
+        with unseen():
+            for parameter in self.parameters.values():
+                parameter.__class__ = nn.Parameter
+                parameter.data = torch.empty(0, dtype=self.dtype, device=device)
+                parameter.__class__ = self.at_rest
 
     def note_versions(self) -> None:
         """From now on `check_unwritten` looks for writes into the parameters' memory."""
@@ -269,14 +272,18 @@ class HostUnit:
 
     def receive(self, gradients: Mapping[str, torch.Tensor | None], into: torch.Tensor, device: Device) -> None:
         """Copy gradients, by parameter name, to their places in a flat host tensor; None is zero, padding too."""
+        places, sources = [], []
         for segment in self.learning.segments:
-            into[segment.offset + segment.numel : segment.end] = 0
+            if segment.end > segment.offset + segment.numel:
+                into[segment.offset + segment.numel : segment.end] = 0
             part = into[segment.offset : segment.offset + segment.numel]
             gradient = gradients[segment.name]
             if gradient is None:
                 part.zero_()
             else:
-                device.copy(part.view(segment.shape), gradient)
+                places.append(part.view(segment.shape))
+                sources.append(gradient)
+        device.copy_all(places, sources)
 
     def named(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Views of a flat tensor of this unit by full parameter name."""

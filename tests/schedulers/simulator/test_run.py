@@ -17,6 +17,7 @@ from lazytrain.jobs.policy import Buffer, Op, Policy, Program, lower
 from lazytrain.jobs.policy.artifact import Home
 from lazytrain.schedulers.hardware import HardwareProfile
 from lazytrain.schedulers.simulator import predict, run, simulate
+from lazytrain.schedulers.simulator.memory import memory_over_time
 
 MIB = 1 << 20
 Make = Callable[..., ModelFacts]
@@ -75,20 +76,33 @@ def test_waiting_is_charged_to_whoever_was_at_work() -> None:
 
 
 def test_memory_counts_copies_in_flight_and_workspace() -> None:
-    # compute  A A B B C         a: from A until its copy out ends (3), b: B until C ends, w: workspace of B
+    # compute  A A B B C D       a: from A until D, which waits for its copy out, b: B until C ends, 7: workspace of B
+    # h2d      . . . . . . d     d: from the end of C, when its copy in is handed over
     # d2h      . . a
     program = Program(
-        ops=(op("A", "compute"), op("a", "d2h", "A"), op("B", "compute", workspace=7), op("C", "compute")),
+        ops=(
+            op("A", "compute"),
+            op("a", "d2h", "A"),
+            op("B", "compute", workspace=7),
+            op("C", "compute"),
+            op("d", "h2d", "C"),
+            op("D", "compute", "a", "d"),
+        ),
         buffers=(
             Buffer("static", "gpu", 1),
             Buffer("a", "gpu", 10, "A", ("a",)),
             Buffer("b", "gpu", 100, "B", ("C",)),
+            Buffer("d", "gpu", 1000, "d", ("D",)),
             Buffer("copy", "host", 10, "a"),
         ),
     )
-    assert run(program, [2, 1, 2, 1]).peak_bytes == {"gpu": 118, "host": 10, "nvme": 0}
-    assert run(program, [2, 0, 2, 1]).peak_bytes["gpu"] == 108  # the copy is out before B starts
-    assert program.peak_bytes("gpu") == 118
+    course = {0: 11, 2: 118, 4: 111, 5: 1011, 6: 1001, 7: 1}
+    for copied in (0, 1):  # GPU memory is free once compute has waited for the copy, however early that ends
+        timeline = run(program, [2, copied, 2, 1, 1, 1])
+        assert timeline.peak_bytes == {"gpu": 1011, "host": 10, "nvme": 0}
+        starts, ends = zip(*((span.start_s, span.end_s) for span in timeline.spans), strict=True)
+        assert dict(memory_over_time(program, starts, ends, "gpu")) == course
+    assert program.peak_bytes("gpu") == 1011
 
 
 def test_a_duration_is_needed_for_each_operation() -> None:
@@ -152,6 +166,7 @@ def test_random_programs_agree_with_events_and_stay_below_the_structural_bound(
     assert min(timeline.exposed_s.values()) >= 0
     for tier in ("gpu", "host", "nvme"):
         assert timeline.peak_bytes[tier] <= program.peak_bytes(tier)
+    assert timeline.peak_bytes["gpu"] == program.peak_bytes("gpu")
 
 
 def test_a_step_that_is_all_compute_takes_its_compute(make_facts: Make, make_profile: Machine) -> None:
