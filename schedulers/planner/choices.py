@@ -50,6 +50,8 @@ class Choices:
         self.parts: dict[Group, list[Any]] = defaultdict(list)
         self.totals: dict[Group, Any] = {}
         self.sizes, self.layers = problem.facts.boundary_bytes, range(len(problem.facts.layers))
+        self.made = (self.sizes[0], *(layer.output_bytes for layer in self.facts.layers))
+        """Bytes of each boundary as forward or a recompute leaves it on the GPU."""
         self.unit = max(self.sizes)
         self.unparked_room, self.nvme_room = self._rooms()
         self.host_room = max(0, self.unparked_room + problem.parked_bytes)
@@ -88,8 +90,7 @@ class Choices:
         budgets = self.problem.budgets
         free = budgets.host_bytes - self.problem.state_bytes + self.problem.spared_bytes(self.problem.shape)
         host = free - staging_bytes(self.facts, "host", self.problem.accumulation)
-        self.nvme_staging = NVME_STAGING * self.unit
-        enough = host + self.problem.parked_bytes >= self.nvme_staging
+        enough = host + self.problem.parked_bytes >= NVME_STAGING * min(self.sizes[:-1])
         return host, budgets.nvme_bytes if enough else 0
 
     def _add_edges(self) -> None:
@@ -170,11 +171,23 @@ class Choices:
                 if variable is not None:
                     constrain(variable <= some)
             constrain(on_nvme <= self.problem.budgets.nvme_bytes / self.unit)
-            held += self.nvme_staging / self.unit * some
+            held += NVME_STAGING / self.unit * self._largest_on_nvme(some)
         self.parked = self._parking()
         self.spared = mathopt.fast_sum(part.spared for part in self.parked)
         room = self.unparked_room if self.problem.parked_bytes else self.host_room
         constrain(held - on_nvme - self.spared <= room / self.unit)
+
+    def _largest_on_nvme(self, some: Term) -> Term:
+        """Bytes of the largest boundary on NVMe, which all of them pass through the host like."""
+        least = min(self.sizes[:-1])
+        larger = [(i, v) for i, v in enumerate(self.nvme) if v is not None and self.sizes[i] > least]
+        if not larger:
+            return least * some
+        largest = self.model.add_variable(lb=0.0)
+        self.model.add_linear_constraint(largest >= some)
+        for i, variable in larger:
+            self.model.add_linear_constraint(largest >= self.sizes[i] / least * variable)
+        return least * largest
 
     def _parking(self) -> tuple[ParkedPart, ...]:
         """Optimizer state and gradients on NVMe, as much of each as the solver likes, where it may like any."""
@@ -212,42 +225,52 @@ class Choices:
         held: list[Term] = [self.residents * (lightest / self.unit)]
         for i in self.layers:
             here = self.model.add_variable(lb=0.0)
-            grows = (self.sizes[i] * self.on_gpu[i] + self.kept_bytes(i, "gpu")) * (1 / self.unit)
+            grows = (self.made[i] * self.on_gpu[i] + self.kept_bytes(i, "gpu")) * (1 / self.unit)
             self.model.add_linear_constraint(here == held[-1] + grows)
             held.append(here)
         for i in self.layers:
             self._bound_forward(i, held[i])
             self._bound_backward(i, held[i + 1])
-        head, last = facts.head, len(self.layers) - 1
-        fixed = 3 * self.sizes[-1] + head.backward_workspace_bytes + head.weight_bytes + head.gradient_bytes
-        self._bound(fixed, held[-1], self._coming(last + 1))
-        for unit in facts.after:
-            fixed = 3 * self.sizes[-1] + unit.backward_workspace_bytes + unit.weight_bytes
-            both = (head.gradient_bytes, unit.gradient_bytes)
-            leaving = sum(both) if shape.staging_slots > 1 else max(both)
-            self._bound(fixed + leaving, held[-1], self._coming(last + 1, shape.weight_slots))
+        self._bound_head(held[-1])
 
     def _bound(self, fixed: float, held: Term, other: Term) -> None:
         self.model.add_linear_constraint(held + other * (1 / self.unit) <= (self.room - fixed) / self.unit)
 
     def _bound_forward(self, i: int, held: Term) -> None:
         layer = self.facts.layers[i]
-        fixed = self.sizes[i] + layer.output_bytes + layer.forward_workspace_bytes
-        fixed += self.facts.head.weight_bytes if i > len(self.layers) - HEAD_AHEAD else 0
+        fixed = self.made[i] + self.made[i + 1] + layer.forward_workspace_bytes
+        fixed += self.facts.head.weight_bytes if i > len(self.layers) + len(self.facts.after) - HEAD_AHEAD else 0
         since = range(max(0, i - self.problem.shape.staging_slots + 1), i)
-        leaving = mathopt.fast_sum(self.sizes[k] * self.away[k] + self.kept_bytes(k, "host") for k in since)
-        leaving += self.sizes[0] * self.away[0] if self.facts.input_stays and since.start > 0 else 0.0
+        leaving = mathopt.fast_sum(self.made[k] * self.away[k] + self.kept_bytes(k, "host") for k in since)
+        leaving += self.made[0] * self.away[0] if self.facts.input_stays and since.start > 0 else 0.0
         spared = mathopt.fast_sum(
             (layer.forward_workspace_bytes - layer.workspaces(kept)[0]) * variable
             for (_, kept, _), variable in self.kept_of(i)
         )
         self._bound(fixed, held, leaving + self.kept_bytes(i, "gpu", "host") - spared)
 
+    def _bound_head(self, held: Term) -> None:
+        """Bytes at the loss, and at the backwards of the head and of the units between it and the layers.
+
+        What comes for the layers stands behind the loads of those units, each of which waits for the operation two
+        before its backward: there is nothing of it at the loss unless there are no such units, and little to wait for.
+        """
+        facts, head, staging = self.facts, self.facts.head, self.problem.shape.staging_slots
+        passing = (2 + bool(facts.after)) * self.sizes[-1]
+        self._bound(passing + head.backward_workspace_bytes + head.weight_bytes + head.gradient_bytes, held, 0.0)
+        backwards = [head, *reversed(facts.after)]
+        for rank in range(max(0, len(backwards) - 2), len(backwards)):
+            unit, leaving = backwards[rank], backwards[max(0, rank - staging + 1) : rank + 1]
+            beside = unit.backward_workspace_bytes + unit.weight_bytes if rank else 0
+            fixed = passing + beside + sum(one.gradient_bytes for one in leaving)
+            self._bound(fixed, held, self._coming(len(self.layers), self.problem.shape.weight_slots))
+
     def _bound_backward(self, i: int, held: Term) -> None:
         layer = self.facts.layers[i]
         after = [*self.facts.layers, *self.facts.after, self.facts.head]
         leaving = after[i : i + self.problem.shape.staging_slots]
-        fixed = 2 * self.sizes[i] + layer.backward_workspace_bytes + sum(unit.gradient_bytes for unit in leaving)
+        fixed = self.sizes[i] + self.sizes[i + 1] + layer.backward_workspace_bytes
+        fixed += sum(unit.gradient_bytes for unit in leaving)
         spared = mathopt.fast_sum(
             (layer.backward_workspace_bytes - layer.workspaces(kept)[1]) * variable
             for (_, kept, _), variable in self.kept_of(i)
@@ -263,7 +286,7 @@ class Choices:
     def _recomputed(self, i: int) -> Term:
         """Bytes of recomputed boundaries of the block that layer ``i`` is in, up to its own."""
         return mathopt.fast_sum(
-            sum(self.sizes[start + 1 : i + 1]) * chosen
+            sum(self.made[start + 1 : i + 1]) * chosen
             for (start, end), chosen in self.chosen.items()
             if start < i < end
         )
