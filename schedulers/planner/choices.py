@@ -15,6 +15,7 @@ from ...jobs.policy.parked import RING
 from ..costs import staging_bytes
 from .parking import park, parkable
 from .problem import Problem, sorts_of
+from .rounding import Item, add_whole_layers
 
 Kept = Literal["matmuls", "all"]
 KEPT: Final[tuple[Kept, ...]] = ("matmuls", "all")
@@ -57,7 +58,9 @@ class Choices:
         self.host_room = max(0, self.unparked_room + problem.parked_bytes)
         self.has_away = max(self.host_room, self.nvme_room) >= min(self.sizes)
         self._add_edges()
-        self.nvme = [self._choice(("nvme",)) if self.nvme_room >= self.sizes[i] else None for i in self.layers]
+        on_nvme = self.layers if problem.on_nvme is None else problem.on_nvme
+        may = [i in on_nvme and self.nvme_room >= self.sizes[i] for i in self.layers]
+        self.nvme = [self._choice(("nvme",)) if may[i] else None for i in self.layers]
         self.kept: dict[tuple[int, Kept, Literal["gpu", "host"]], Any] = {}
         self._add_kept()
         self._add_path()
@@ -111,12 +114,13 @@ class Choices:
 
     def _add_kept(self) -> None:
         sorts = sorts_of(self.facts)
+        swapped = self.layers if self.problem.swapped is None else self.problem.swapped
         for i in self.layers:
             for kept in KEPT:
                 size = self.facts.layers[i].kept_bytes(kept)
                 if size:
                     self.kept[i, kept, "gpu"] = self._choice(("kept", sorts[i], kept, "gpu"))
-                if size and self.host_room >= size:
+                if size and self.host_room >= size and i in swapped:
                     self.kept[i, kept, "host"] = self._choice(("kept", sorts[i], kept, "host"))
 
     def _add_path(self) -> None:
@@ -248,6 +252,29 @@ class Choices:
             for (_, kept, _), variable in self.kept_of(i)
         )
         self._bound(fixed, held, leaving + self.kept_bytes(i, "gpu", "host") - spared)
+        self._round(fixed, i, since, backward=False)
+
+    def _round(self, fixed: float, i: int, others: range, *, backward: bool) -> None:
+        """Where layers choose in parts: count those whose swapped internals are there beside what ``i`` keeps.
+
+        Each has its boundary there too. ``fixed`` is what is there whatever they choose.
+        """
+        if self.whole:
+            return
+        layers = self.facts.layers
+        plain = layers[i].workspaces("none")[backward]
+        items = [
+            Item(layers[i].kept_bytes(kept) + layers[i].workspaces(kept)[backward] - plain, i, variable)
+            for (_, kept, _), variable in self.kept_of(i)
+        ]
+        items += [
+            Item(layers[k].kept_bytes(kept) + min(self.made[k], self.sizes[k]), k, variable)
+            for k in others
+            for (_, kept, home), variable in self.kept_of(k)
+            if home == "host"
+        ]
+        residents = self.problem.residents[0] * min(layer.weight_bytes for layer in layers)
+        add_whole_layers(self.model, self.room - fixed - residents, items, len(others) + 1)
 
     def _bound_head(self, held: Term) -> None:
         """Bytes at the loss, and at the backwards of the head and of the units between it and the layers.
@@ -277,6 +304,8 @@ class Choices:
         )
         here = self.sizes[i] * self.away[i] + self.kept_bytes(i, "host") - spared
         self._bound(fixed, held, here + self._coming(i) + self._recomputed(i))
+        below = range(max(0, i - self.problem.shape.weight_slots + 1), i)
+        self._round(fixed + min(self.made[i], self.sizes[i]), i, below, backward=True)
 
     def _coming(self, i: int, most: int | None = None) -> Term:
         """Bytes of what may have come for the layers below ``i``: as many as there are slots beside the one in use."""

@@ -12,11 +12,11 @@ unless the deadline comes first, which the answer then says, equal questions get
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from ..hardware import Budgets
 from .bound import Bound, Certificate, bound_of, families_of, parts_of, within
-from .counts import Counts
+from .counts import Counts, count
 from .exact import Exact, solve_exact
 from .first import Fastest, first_best
 from .loose import Family
@@ -38,17 +38,25 @@ FAMILIES: Final = 24
 """Most families that are bounded."""
 PROGRAMS: Final = 6
 """Most exact programs that are solved."""
-WORK: Final = 25_000
+WORK: Final = 26_000
 """The solver's work (`solver.work_of`) after which nothing more is begun."""
 NODES: Final = 1500
 """Nodes of the solver's search tree times layers, after which the first exact program is left; later ones sooner."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
+NEAR: Final = 1.2
+"""So many times the proof's share from the family's bound, no more programs of the first shape are tried after one."""
+FARTHER: Final = 2.0
+"""The same for further shapes."""
+PATTERNS: Final = (0.9, 1.1)
+"""Before an exact program, some in which only so many layers may swap, evenly spread, in parts of the bound's count."""
+PATTERN_GAP: Final = 0.003
+"""Share of its bound within which a policy ends the solver's work on one of these."""
 MORE_ROOM: Final = 2
 """Boundaries for which more is parked each time that an exact program finds nothing with what is."""
 
-Key = tuple[Shape, int, bool]
-"""An exact program: its shape, the longest block, and whether boundaries may be on NVMe."""
+Key = tuple[Shape, int, int]
+"""An exact program: its shape, the longest block, and how many boundaries may be on NVMe."""
 
 
 class Search(Fastest):
@@ -88,6 +96,7 @@ class Search(Fastest):
         for family in (family for family in others if family.blocks[1]):
             self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s)))
         self._settle()
+        self._polish()
 
     def _settle(self) -> None:
         """Look more closely at the family that holds the proof down, and the next, as long as there is any."""
@@ -111,8 +120,49 @@ class Search(Fastest):
         """Solve the exact program of one shape of a family."""
         family = replace(bound.family, weights=(weights,) * 2, staging=(staging,) * 2)
         key = self._key(replace(bound, family=family))
-        if self._goes_on() and key not in self.programs:
-            self._solve(replace(bound, family=family), key)
+        if key in self.programs:
+            return
+        near = 1.0
+        for swapped in (*self._patterns(bound), None):
+            if self._goes_on() and bound.bound_s < self.step_s * (1 - near * PROOF):
+                self._solve(replace(bound, family=family), key, swapped)
+                near = NEAR if not self.programs else FARTHER
+
+    def _patterns(self, bound: Bound) -> list[int]:
+        """How many layers may swap their internals, in the programs that are tried first."""
+        family, kept, layers = bound.family, bound.counts.kept if bound.counts else {}, len(self.question.facts.layers)
+        number = sum(many for (_, _, home), many in kept.items() if home == "host")
+        if layers <= WHOLE_LAYERS or number < 2 or family.nvme[1] or family.residents[1] or family.parked[1]:
+            return []
+        return [round(number * part) for part in PATTERNS if round(number * part) < layers]
+
+    def _polish(self) -> None:
+        """Improve a policy that is not proven and uses no NVMe: slots, residents and which layers swap stay."""
+        best, facts = self.best, self.question.facts
+        if (
+            self.proven
+            or len(facts.layers) <= WHOLE_LAYERS
+            or "nvme" in best.homes
+            or self.question.seconds_left() <= 0
+        ):
+            return
+        resident = frozenset(layer.index for layer in best.layers if layer.resident)
+        problem = replace(
+            self._problem(),
+            shape=Shape(best.weight_slots, best.staging_slots, resident, Parking.of(best, facts)),
+            longest_block=count(best, facts).longest_block,
+            on_nvme=frozenset(),
+            swapped=frozenset(layer.index for layer in best.layers if layer.internals_home == "host"),
+        )
+        exact = self._exactly(problem, gap=PATTERN_GAP, nodes=1, quick=True, enough_s=self.certificate.bound_s)
+        if exact.policy is not None:
+            self.offer(exact.policy.model_copy(update={"accumulation": self.question.accumulation}))
+
+    def _exactly(self, problem: Problem, **limits: Any) -> Exact:
+        question = self.question
+        exact = solve_exact(problem, backend=question.backend, seconds=question.seconds_left(), **limits)
+        self.work += exact.work
+        return exact
 
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
@@ -125,6 +175,10 @@ class Search(Fastest):
             if known is None or better > least.bound_s:
                 self.certificate.add(replace(least, bound_s=max(least.bound_s, better)))
                 return True
+            if not (least.whole or family.nvme[1] or family.blocks[1] or family.parked[1]):
+                bound = self._bound(family, self._spared_s, whole=True)
+                self.certificate.add(replace(least, bound_s=max(least.bound_s, bound.bound_s), whole=True))
+                return True
         parts = parts_of(family)
         for part in parts:
             bound = self._proven_of(part) or self._bound(part, self._spared_s)
@@ -135,7 +189,7 @@ class Search(Fastest):
 
     def _proven_of(self, family: Family) -> Bound | None:
         """The bound of a family that is one shape, from its exact program if that was solved."""
-        exact = self.programs.get((Shape(family.weights[0], family.staging[0]), 1, False))
+        exact = self.programs.get((Shape(family.weights[0], family.staging[0]), 1, 0))
         plain = _is_shape(family) and not (
             family.residents[1] or family.nvme[1] or family.blocks[1] or family.parked[1]
         )
@@ -163,36 +217,41 @@ class Search(Fastest):
             optimizer=question.optimizer,
         )
 
-    def _bound(self, family: Family, enough_s: float = float("inf")) -> Bound:
+    def _bound(self, family: Family, enough_s: float = float("inf"), *, whole: bool = False) -> Bound:
         """The family's bound, or that nobody in it is faster than the best policy, or than is enough to know."""
         question, problem = self.question, replace(self._problem(), horizon_s=min(self.step_s, enough_s))
-        bound = bound_of(problem, family, backend=question.backend, deadline=question.deadline)
+        bound = bound_of(problem, family, backend=question.backend, deadline=question.deadline, whole=whole)
         self.work += bound.work
         return bound
 
     # ---- the exact program
 
-    def _solve(self, least: Bound, key: Key) -> Exact:
-        """The fastest policy of a family's shape; resident layers or memory are taken from it until it fits."""
+    def _solve(self, least: Bound, key: Key, swapped: int | None = None) -> Exact:
+        """The fastest policy of a family's shape; resident layers or memory are taken from it until it fits.
+
+        With ``swapped``, the fastest one in which only so many layers, evenly spread, swap their internals.
+        """
         question, layers = self.question, len(self.question.facts.layers)
         shape, longest, nvme = key
         problem = within(replace(self._problem(), shape=shape), least.family)
-        budgets = problem.budgets if nvme else problem.budgets.model_copy(update={"nvme_bytes": 0})
-        problem = replace(problem, budgets=budgets, longest_block=longest)
+        on_nvme = frozenset(_spread(layers, nvme)) if nvme < layers else None
+        spread = None if swapped is None else frozenset(_spread(layers, swapped))
+        problem = replace(problem, on_nvme=on_nvme, swapped=spread, longest_block=longest)
         first: Exact | None = None
         more_bytes = 0
         for _ in range(TRIES):
-            exact = solve_exact(
+            exact = self._exactly(
                 problem,
-                backend=question.backend,
-                seconds=question.seconds_left(),
-                gap=ENOUGH,
-                nodes=self._nodes(layers, nvme=nvme),
-                quick=bool(self.programs),
+                gap=ENOUGH if swapped is None else PATTERN_GAP,
+                nodes=1 if nvme or swapped else self._nodes(layers),
+                quick=bool(self.programs or swapped),
                 enough_s=least.bound_s / (1 - ENOUGH),
             )
-            self.work += exact.work
             first = first or exact
+            if exact.policy is None and least.counts and 0 < nvme < least.counts.nvme:
+                nvme = min(least.counts.nvme, layers * 2 // 3 if nvme < layers * 2 // 3 else layers)
+                problem = replace(problem, on_nvme=frozenset(_spread(layers, nvme)))
+                continue
             if exact.policy is None and shape.parked == NOTHING:
                 break
             if exact.policy is None:  # the bound's parts of layers had more room than whole ones
@@ -207,27 +266,28 @@ class Search(Fastest):
                 break
             problem = _smaller(problem, short, layers)
         assert first is not None
-        self.programs[key] = first
+        if swapped is None:
+            self.programs[key] = first
         return first
 
-    def _nodes(self, layers: int, *, nvme: bool) -> int:
-        """How much of the search tree the next exact program may see; only its root with boundaries on NVMe."""
-        if nvme:
-            return 1
+    def _nodes(self, layers: int) -> int:
+        """How much of the search tree the next exact program may see."""
         left = max(0.0, 1 - self.work / WORK)
         return max(1, int(NODES / layers / max(1, len(self.programs)) * left))
 
     def _key(self, least: Bound) -> Key:
         """The exact program of a family."""
         family, counts, facts = least.family, least.counts, self.question.facts
-        number = counts.resident if counts else family.residents[0]
+        number = counts.resident if counts and not family.nvme[1] else family.residents[0]
         number = max(family.residents[0], min(family.residents[1], number))
         resident = frozenset(_spread(len(facts.layers), number))
         parking = self._parking(counts) if family.parked[1] else NOTHING
         shape = Shape(family.weights[0], family.staging[0], resident, parking)
         if counts is None or len(facts.layers) <= WHOLE_LAYERS:
-            return shape, self.question.longest_block if family.blocks[1] else 1, bool(family.nvme[1])
-        return shape, counts.longest_block if family.blocks[1] else 1, bool(family.nvme[1] and counts.nvme)
+            layers = len(facts.layers)
+            return shape, self.question.longest_block if family.blocks[1] else 1, layers if family.nvme[1] else 0
+        few = min(counts.nvme, len(facts.layers) // 2)
+        return shape, counts.longest_block if family.blocks[1] else 1, few if family.nvme[1] else 0
 
     def _parking(self, counts: Counts | None, more_bytes: int = 0) -> Parking:
         """Layers with state or gradient on NVMe: for as much room as the bound wants, or as the best policy has."""
@@ -242,7 +302,7 @@ class Search(Fastest):
         """Whether the exact program leaves out nobody of the family."""
         _, longest, nvme = key
         blocks = not family.blocks[1] or longest >= self.question.longest_block
-        boundaries = nvme or not family.nvme[1]
+        boundaries = nvme == len(self.question.facts.layers) or not family.nvme[1]
         return blocks and boundaries and not (family.residents[1] or family.parked[1])
 
 
