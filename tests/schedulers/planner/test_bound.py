@@ -215,8 +215,20 @@ def test_the_bound_of_its_family_is_not_above_a_policy(make_facts: Make, make_pr
     repeats = max(0, policy.accumulation - 2)
     problem = Problem(facts, profile, budgets, Shape(), expected * 1.01, 10, policy.accumulation - repeats, repeats)
     (home,) = [family for family in families_of(problem) if holds(family, policy, facts)]
-    found = bound_of(problem, home, backend="highs", deadline=later())
-    assert found.bound_s <= expected * (1 + 1e-6)
+    for whole in (False, True)[: 2 if seed < 8 else 1]:
+        found = bound_of(problem, home, backend="highs", deadline=later(), whole=whole)
+        assert found.bound_s <= expected * (1 + 1e-6)
+
+
+def test_the_bound_of_whole_layers_is_no_lower_than_that_of_parts(make_facts: Make, make_profile: Machine) -> None:
+    facts, profile = make_facts(8, flops=5e9, workspace=2 * MIB), make_profile(h2d_bytes_s=4e9, d2h_bytes_s=4e9)
+    budgets = Budgets(gpu_bytes=24 * MIB, host_bytes=1 << 34, nvme_bytes=0)
+    problem, family = Problem(facts, profile, budgets, Shape(), 1.0, 1), Family((2, 2), (2, 2))
+    parts, wholes = (
+        bound_of(problem, family, backend="highs", deadline=later(), whole=whole).bound_s for whole in (False, True)
+    )
+    backwards_s = 8 * (5e9 * 4) / 1e12
+    assert backwards_s <= parts * (1 + 1e-6) and parts <= wholes * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("seed", range(4))
