@@ -31,10 +31,8 @@ FAMILIES: Final = 24
 """Most families that are bounded."""
 PROGRAMS: Final = 6
 """Most exact programs that are solved."""
-NEAR: Final = 1.2
-"""So many times the proof's share from the family's bound, no more programs of the first shape are tried after one."""
 FARTHER: Final = 2.0
-"""The same for further shapes."""
+"""So many times the proof's share from the family's bound, further shapes are tried without restriction."""
 
 
 class Search(Programs):
@@ -72,8 +70,7 @@ class Search(Programs):
         for family in (family for family in others if family.blocks[1]):
             self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s)))
         self._settle()
-        if not self.proven:
-            self._polish(self.certificate.bound_s)
+        self._polish(self.certificate.bound_s)
 
     def _settle(self) -> None:
         """Look more closely at the family that holds the proof down, and the next, as long as there is any."""
@@ -99,11 +96,11 @@ class Search(Programs):
         key = self._key(replace(bound, family=family))
         if key in self.programs:
             return
-        near = 1.0
-        for swapped in (*self._patterns(bound), None):
+        patterns, begun = self._patterns(bound), bool(self.programs)
+        for swapped in (*patterns, None) if begun else (None, *patterns):
+            near = FARTHER if begun and patterns and swapped is None else 1.0
             if self._goes_on() and bound.bound_s < self.step_s * (1 - near * PROOF):
                 self._solve(replace(bound, family=family), key, swapped)
-                near = NEAR if not self.programs else FARTHER
 
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""

@@ -18,7 +18,7 @@ from .parking import NOTHING, Parking, quickest_parking
 from .problem import MOST_MICRO_BATCHES, Problem, Shape
 from .search import Question
 
-ENOUGH: Final = 0.0095
+ENOUGH: Final = 0.006
 """Share of its bound, or of its family's, within which a policy ends the solver's work on its shape."""
 WHOLE_LAYERS: Final = 6
 """Of longer chains the exact program has no blocks longer than the bound's, and no NVMe where the bound uses none."""
@@ -149,9 +149,10 @@ class Programs(Fastest):
         return [round(number * part) for part in PATTERNS if round(number * part) < layers]
 
     def _polish(self, enough_s: float) -> None:
-        """Improve the best policy if it uses no NVMe: slots, residents and which layers swap stay."""
+        """Improve the best policy unless it is near the bound or uses NVMe: slots, residents and who swaps stay."""
         best, facts = self.best, self.question.facts
-        if len(facts.layers) <= WHOLE_LAYERS or "nvme" in best.homes or self.question.seconds_left() <= 0:
+        near = enough_s >= self.step_s * (1 - PATTERN_GAP) or len(facts.layers) <= WHOLE_LAYERS
+        if near or "nvme" in best.homes or self.question.seconds_left() <= 0:
             return
         resident = frozenset(layer.index for layer in best.layers if layer.resident)
         problem = replace(
