@@ -2,7 +2,7 @@
 
 The best of the fixed rules and of the paper's plan comes first. Then policies are looked at in families (`bound`):
 ranges of weight and staging slots, of resident layers, of boundaries on NVMe, of blocks that recompute. The family that
-holds the proof down is split until it is a single shape, whose exact program (`exact`) is solved: the optimum is the
+holds the proof down is split until it is a single shape, whose exact program (`programs`) is solved: the optimum is the
 simulator's step time, so it is a new plan, and the program's bound is one for that shape. The search ends when no
 family can hold a policy that is faster by more than `PROOF`. Every policy is lowered, timed by the simulator and its
 memory checked before it counts. All work is counted in families, programs and the solver's nodes, not in seconds:
