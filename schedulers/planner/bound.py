@@ -43,6 +43,8 @@ class Bound:
     counts: Counts | None = None
     work: int = 0
     """As in `solver.work_of`."""
+    whole: bool = False
+    """Whether layers were not allowed to choose in parts."""
 
 
 @dataclass
@@ -107,14 +109,16 @@ def within(problem: Problem, family: Family) -> Problem:
     return replace(problem, budgets=budgets, longest_block=problem.longest_block if family.blocks[1] else 1)
 
 
-def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float) -> Bound:
+def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float, whole: bool = False) -> Bound:
     """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest.
 
-    When no time is left it is what a step computes and reads at least: a model of many layers takes long to make.
+    With ``whole`` layers do not choose in parts, which is tighter where few of them fill the GPU, and takes as long as
+    an exact program: of its search tree only the root is seen. When no time is left the bound is what a step computes
+    and reads at least: a model of many layers takes long to make.
     """
     least_s = max(parking_seconds(problem), problem.micro_batches * compute_seconds(problem))
     if deadline <= time.monotonic():
-        return Bound(family, min(least_s, problem.horizon_s))
+        return Bound(family, min(least_s, problem.horizon_s), whole=whole)
     model = mathopt.Model(name="lazytrain-bound")
     seen = replace(
         within(problem, family),
@@ -122,16 +126,18 @@ def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float)
         residents=family.residents,
         parked_bytes=_parked_bytes(problem) if family.parked[1] else 0,
     )
-    choices = Choices(model, seen, whole=False)
+    choices = Choices(model, seen, whole=whole)
     timing = LooseTiming(choices, family)
     _demand(model, choices, family)
     model.minimize(timing.step)
-    result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, NODES)
+    nodes = 1 if whole else NODES
+    result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, nodes, quick=whole)
     if status_of(result) == "INFEASIBLE":
-        return Bound(family, problem.horizon_s, work=work_of(result, model))
+        return Bound(family, problem.horizon_s, work=work_of(result, model), whole=whole)
     bound_s = max(result.dual_bound() * problem.horizon_s, least_s)
-    counts = _counts(choices, result.variable_values(), family) if result.has_primal_feasible_solution() else None
-    return Bound(family, bound_s, counts, work_of(result, model))
+    found = not whole and result.has_primal_feasible_solution()
+    counts = _counts(choices, result.variable_values(), family) if found else None
+    return Bound(family, bound_s, counts, work_of(result, model), whole)
 
 
 def _demand(model: Any, choices: Choices, family: Family) -> None:

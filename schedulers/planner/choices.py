@@ -1,10 +1,8 @@
-"""What the full planner chooses, as binary variables, and the memory that each choice takes."""
+"""What the full planner chooses, and the memory that each choice takes."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ortools.math_opt.python import mathopt
 
@@ -12,18 +10,10 @@ from ...jobs.policy import LayerPolicy, Policy
 from ...jobs.policy.artifact import Home
 from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING
 from ...jobs.policy.parked import RING
-from ..costs import staging_bytes
 from .parking import park, parkable
-from .problem import Problem, sorts_of
-
-Kept = Literal["matmuls", "all"]
-KEPT: Final[tuple[Kept, ...]] = ("matmuls", "all")
-INTERNALS_HOMES: Final[tuple[Literal["gpu", "host"], ...]] = ("gpu", "host")
-Term = Any
-"""A linear expression of the solver's, or a number."""
-Edge = tuple[int, int]
-Group = tuple[Any, ...]
-"""What the choices of interchangeable layers have in common, for example ``("kept", 0, "all", "gpu")``."""
+from .problem import Problem
+from .rounding import Item, add_whole_layers
+from .variables import Term, Variables
 
 
 class ParkedPart(NamedTuple):
@@ -39,120 +29,15 @@ class ParkedPart(NamedTuple):
     """That of one layer, at least."""
 
 
-class Choices:
-    """Blocks, homes and kept internals: one edge per block, split by whether its first boundary is on the GPU.
-
-    Without ``whole`` layers may choose in parts; only how many of them choose what stays a whole number (`totals`).
-    """
+class Choices(Variables):
+    """The variables with their memory: that of the host and of NVMe, and that of the GPU at every moment."""
 
     def __init__(self, model: Any, problem: Problem, *, whole: bool = True) -> None:
-        self.model, self.problem, self.facts, self.whole = model, problem, problem.facts, whole
-        self.parts: dict[Group, list[Any]] = defaultdict(list)
-        self.totals: dict[Group, Any] = {}
-        self.sizes, self.layers = problem.facts.boundary_bytes, range(len(problem.facts.layers))
-        self.unit = max(self.sizes)
-        self.unparked_room, self.nvme_room = self._rooms()
-        self.host_room = max(0, self.unparked_room + problem.parked_bytes)
-        self.has_away = max(self.host_room, self.nvme_room) >= min(self.sizes)
-        self._add_edges()
-        self.nvme = [self._choice(("nvme",)) if self.nvme_room >= self.sizes[i] else None for i in self.layers]
-        self.kept: dict[tuple[int, Kept, Literal["gpu", "host"]], Any] = {}
-        self._add_kept()
-        self._add_path()
+        super().__init__(model, problem, whole=whole)
         self._add_budgets()
         self._add_gpu_memory()
         if not whole:
             self._add_totals()
-
-    # ---- variables
-
-    def _choice(self, *groups: Group) -> Any:
-        variable = self.model.add_binary_variable() if self.whole else self.model.add_variable(lb=0.0, ub=1.0)
-        for group in groups:
-            self.parts[group].append(variable)
-        return variable
-
-    def number(self, wanted: Callable[[Group], bool]) -> Term:
-        """How many choices of the groups that are wanted are made."""
-        return mathopt.fast_sum(v for group, variables in self.parts.items() if wanted(group) for v in variables)
-
-    def _add_totals(self) -> None:
-        """Equal layers are interchangeable, so to branch on how many of them do something is to branch on it all."""
-        for group, variables in self.parts.items():
-            total = self.model.add_integer_variable(lb=0, ub=len(variables))
-            self.model.add_linear_constraint(total == mathopt.fast_sum(variables))
-            self.totals[group] = total
-
-    def _rooms(self) -> tuple[int, int]:
-        """Host memory for what leaves the GPU, less than nothing where more must be parked, and NVMe for boundaries."""
-        budgets = self.problem.budgets
-        free = budgets.host_bytes - self.problem.state_bytes + self.problem.spared_bytes(self.problem.shape)
-        host = free - staging_bytes(self.facts, "host", self.problem.accumulation)
-        self.nvme_staging = NVME_STAGING * self.unit
-        enough = host + self.problem.parked_bytes >= self.nvme_staging
-        return host, budgets.nvme_bytes if enough else 0
-
-    def _add_edges(self) -> None:
-        self.edges: dict[Edge, list[Any]] = {}
-        self.leaving: dict[int, list[Edge]] = defaultdict(list)
-        self.arriving: dict[int, list[Edge]] = defaultdict(list)
-        for start in self.layers:
-            for end in range(start + 1, min(len(self.layers), start + self.problem.longest_block) + 1):
-                length: Group = ("block", end - start)
-                self.edges[start, end] = [self._choice(length, ("away", k)) for k in range(1 + self.has_away)]
-                self.leaving[start].append((start, end))
-                self.arriving[end].append((start, end))
-        self.chosen = {edge: mathopt.fast_sum(variables) for edge, variables in self.edges.items()}
-        self.on_gpu = [mathopt.fast_sum(self.edges[e][0] for e in self.leaving[i]) for i in self.layers]
-        self.away = [
-            mathopt.fast_sum(self.edges[e][1] for e in self.leaving[i]) if self.has_away else 0.0 for i in self.layers
-        ]
-
-    def _add_kept(self) -> None:
-        sorts = sorts_of(self.facts)
-        for i in self.layers:
-            for kept in KEPT:
-                size = self.facts.layers[i].kept_bytes(kept)
-                if size:
-                    self.kept[i, kept, "gpu"] = self._choice(("kept", sorts[i], kept, "gpu"))
-                if size and self.host_room >= size:
-                    self.kept[i, kept, "host"] = self._choice(("kept", sorts[i], kept, "host"))
-
-    def _add_path(self) -> None:
-        constrain = self.model.add_linear_constraint
-        constrain(mathopt.fast_sum(self.chosen[e] for e in self.leaving[0]) == 1)
-        for i in self.layers[1:]:
-            arriving = mathopt.fast_sum(self.chosen[e] for e in self.arriving[i])
-            constrain(arriving == self.on_gpu[i] + self.away[i])
-        constrain(mathopt.fast_sum(self.chosen[e] for e in self.arriving[len(self.layers)]) == 1)
-        for i in self.layers:
-            variable = self.nvme[i]
-            if variable is not None:
-                constrain(variable <= self.away[i])
-            kept = [variable for (layer, _, _), variable in self.kept.items() if layer == i]
-            if kept:
-                constrain(mathopt.fast_sum(kept) <= self.chosen[i, i + 1])
-
-    def swaps(self, layer: int) -> bool:
-        """Whether internals of the layer may go to the host."""
-        return any((layer, kept, "host") in self.kept for kept in KEPT)
-
-    def swapped(self, layer: int) -> Term:
-        """1 where internals of the layer go to the host."""
-        return mathopt.fast_sum(variable for (_, _, home), variable in self.kept_of(layer) if home == "host")
-
-    def kept_bytes(self, layer: int, *homes: str) -> Term:
-        """Bytes of a layer's internals kept in one of ``homes``."""
-        unit = self.facts.layers[layer]
-        return mathopt.fast_sum(
-            unit.kept_bytes(kept) * variable
-            for (i, kept, home), variable in self.kept_of(layer)
-            if i == layer and home in homes
-        )
-
-    def kept_of(self, layer: int) -> list[tuple[tuple[int, Kept, str], Any]]:
-        keys = [(layer, kept, home) for kept in KEPT for home in INTERNALS_HOMES]
-        return [(key, self.kept[key]) for key in keys if key in self.kept]
 
     # ---- memory
 
@@ -170,11 +55,23 @@ class Choices:
                 if variable is not None:
                     constrain(variable <= some)
             constrain(on_nvme <= self.problem.budgets.nvme_bytes / self.unit)
-            held += self.nvme_staging / self.unit * some
+            held += NVME_STAGING / self.unit * self._largest_on_nvme(some)
         self.parked = self._parking()
         self.spared = mathopt.fast_sum(part.spared for part in self.parked)
         room = self.unparked_room if self.problem.parked_bytes else self.host_room
         constrain(held - on_nvme - self.spared <= room / self.unit)
+
+    def _largest_on_nvme(self, some: Term) -> Term:
+        """Bytes of the largest boundary on NVMe, which all of them pass through the host like."""
+        least = min(self.sizes[:-1])
+        larger = [(i, v) for i, v in enumerate(self.nvme) if v is not None and self.sizes[i] > least]
+        if not larger:
+            return least * some
+        largest = self.model.add_variable(lb=0.0)
+        self.model.add_linear_constraint(largest >= some)
+        for i, variable in larger:
+            self.model.add_linear_constraint(largest >= self.sizes[i] / least * variable)
+        return least * largest
 
     def _parking(self) -> tuple[ParkedPart, ...]:
         """Optimizer state and gradients on NVMe, as much of each as the solver likes, where it may like any."""
@@ -212,48 +109,83 @@ class Choices:
         held: list[Term] = [self.residents * (lightest / self.unit)]
         for i in self.layers:
             here = self.model.add_variable(lb=0.0)
-            grows = (self.sizes[i] * self.on_gpu[i] + self.kept_bytes(i, "gpu")) * (1 / self.unit)
+            grows = (self.made[i] * self.on_gpu[i] + self.kept_bytes(i, "gpu")) * (1 / self.unit)
             self.model.add_linear_constraint(here == held[-1] + grows)
             held.append(here)
         for i in self.layers:
             self._bound_forward(i, held[i])
             self._bound_backward(i, held[i + 1])
-        head, last = facts.head, len(self.layers) - 1
-        fixed = 3 * self.sizes[-1] + head.backward_workspace_bytes + head.weight_bytes + head.gradient_bytes
-        self._bound(fixed, held[-1], self._coming(last + 1))
-        for unit in facts.after:
-            fixed = 3 * self.sizes[-1] + unit.backward_workspace_bytes + unit.weight_bytes
-            both = (head.gradient_bytes, unit.gradient_bytes)
-            leaving = sum(both) if shape.staging_slots > 1 else max(both)
-            self._bound(fixed + leaving, held[-1], self._coming(last + 1, shape.weight_slots))
+        self._bound_head(held[-1])
 
     def _bound(self, fixed: float, held: Term, other: Term) -> None:
         self.model.add_linear_constraint(held + other * (1 / self.unit) <= (self.room - fixed) / self.unit)
 
     def _bound_forward(self, i: int, held: Term) -> None:
         layer = self.facts.layers[i]
-        fixed = self.sizes[i] + layer.output_bytes + layer.forward_workspace_bytes
-        fixed += self.facts.head.weight_bytes if i > len(self.layers) - HEAD_AHEAD else 0
+        fixed = self.made[i] + self.made[i + 1] + layer.forward_workspace_bytes
+        fixed += self.facts.head.weight_bytes if i > len(self.layers) + len(self.facts.after) - HEAD_AHEAD else 0
         since = range(max(0, i - self.problem.shape.staging_slots + 1), i)
-        leaving = mathopt.fast_sum(self.sizes[k] * self.away[k] + self.kept_bytes(k, "host") for k in since)
-        leaving += self.sizes[0] * self.away[0] if self.facts.input_stays and since.start > 0 else 0.0
+        leaving = mathopt.fast_sum(self.made[k] * self.away[k] + self.kept_bytes(k, "host") for k in since)
+        leaving += self.made[0] * self.away[0] if self.facts.input_stays and since.start > 0 else 0.0
         spared = mathopt.fast_sum(
             (layer.forward_workspace_bytes - layer.workspaces(kept)[0]) * variable
             for (_, kept, _), variable in self.kept_of(i)
         )
         self._bound(fixed, held, leaving + self.kept_bytes(i, "gpu", "host") - spared)
+        self._round(fixed, i, since, backward=False)
+
+    def _round(self, fixed: float, i: int, others: range, *, backward: bool) -> None:
+        """Where layers choose in parts: count those whose swapped internals are there beside what ``i`` keeps.
+
+        Each has its boundary there too. ``fixed`` is what is there whatever they choose.
+        """
+        if self.whole:
+            return
+        layers = self.facts.layers
+        plain = layers[i].workspaces("none")[backward]
+        items = [
+            Item(layers[i].kept_bytes(kept) + layers[i].workspaces(kept)[backward] - plain, i, variable)
+            for (_, kept, _), variable in self.kept_of(i)
+        ]
+        items += [
+            Item(layers[k].kept_bytes(kept) + min(self.made[k], self.sizes[k]), k, variable)
+            for k in others
+            for (_, kept, home), variable in self.kept_of(k)
+            if home == "host"
+        ]
+        residents = self.problem.residents[0] * min(layer.weight_bytes for layer in layers)
+        add_whole_layers(self.model, self.room - fixed - residents, items, len(others) + 1)
+
+    def _bound_head(self, held: Term) -> None:
+        """Bytes at the loss, and at the backwards of the head and of the units between it and the layers.
+
+        What comes for the layers stands behind the loads of those units, each of which waits for the operation two
+        before its backward: there is nothing of it at the loss unless there are no such units, and little to wait for.
+        """
+        facts, head, staging = self.facts, self.facts.head, self.problem.shape.staging_slots
+        passing = (2 + bool(facts.after)) * self.sizes[-1]
+        self._bound(passing + head.backward_workspace_bytes + head.weight_bytes + head.gradient_bytes, held, 0.0)
+        backwards = [head, *reversed(facts.after)]
+        for rank in range(max(0, len(backwards) - 2), len(backwards)):
+            unit, leaving = backwards[rank], backwards[max(0, rank - staging + 1) : rank + 1]
+            beside = unit.backward_workspace_bytes + unit.weight_bytes if rank else 0
+            fixed = passing + beside + sum(one.gradient_bytes for one in leaving)
+            self._bound(fixed, held, self._coming(len(self.layers), self.problem.shape.weight_slots))
 
     def _bound_backward(self, i: int, held: Term) -> None:
         layer = self.facts.layers[i]
         after = [*self.facts.layers, *self.facts.after, self.facts.head]
         leaving = after[i : i + self.problem.shape.staging_slots]
-        fixed = 2 * self.sizes[i] + layer.backward_workspace_bytes + sum(unit.gradient_bytes for unit in leaving)
+        fixed = self.sizes[i] + self.sizes[i + 1] + layer.backward_workspace_bytes
+        fixed += sum(unit.gradient_bytes for unit in leaving)
         spared = mathopt.fast_sum(
             (layer.backward_workspace_bytes - layer.workspaces(kept)[1]) * variable
             for (_, kept, _), variable in self.kept_of(i)
         )
         here = self.sizes[i] * self.away[i] + self.kept_bytes(i, "host") - spared
         self._bound(fixed, held, here + self._coming(i) + self._recomputed(i))
+        below = range(max(0, i - self.problem.shape.weight_slots + 1), i)
+        self._round(fixed + min(self.made[i], self.sizes[i]), i, below, backward=True)
 
     def _coming(self, i: int, most: int | None = None) -> Term:
         """Bytes of what may have come for the layers below ``i``: as many as there are slots beside the one in use."""
@@ -263,7 +195,7 @@ class Choices:
     def _recomputed(self, i: int) -> Term:
         """Bytes of recomputed boundaries of the block that layer ``i`` is in, up to its own."""
         return mathopt.fast_sum(
-            sum(self.sizes[start + 1 : i + 1]) * chosen
+            sum(self.made[start + 1 : i + 1]) * chosen
             for (start, end), chosen in self.chosen.items()
             if start < i < end
         )

@@ -9,8 +9,8 @@ from typing import Literal
 
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Policy
-from .choices import Kept
 from .problem import sorts_of
+from .variables import Kept
 
 Key = tuple[int, Kept, Literal["gpu", "host"]]
 """Sort of layer, what is kept of it, and where."""

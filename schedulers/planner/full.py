@@ -2,7 +2,7 @@
 
 The best of the fixed rules and of the paper's plan comes first. Then policies are looked at in families (`bound`):
 ranges of weight and staging slots, of resident layers, of boundaries on NVMe, of blocks that recompute. The family that
-holds the proof down is split until it is a single shape, whose exact program (`exact`) is solved: the optimum is the
+holds the proof down is split until it is a single shape, whose exact program (`programs`) is solved: the optimum is the
 simulator's step time, so it is a new plan, and the program's bound is one for that shape. The search ends when no
 family can hold a policy that is faster by more than `PROOF`. Every policy is lowered, timed by the simulator and its
 memory checked before it counts. All work is counted in families, programs and the solver's nodes, not in seconds:
@@ -14,51 +14,33 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from ..hardware import Budgets
-from .bound import Bound, Certificate, bound_of, families_of, parts_of, within
-from .counts import Counts
-from .exact import Exact, solve_exact
-from .first import Fastest, first_best
+from .bound import Bound, Certificate, bound_of, families_of, parts_of
+from .first import first_best
 from .loose import Family
-from .parking import NOTHING, Parking, quickest_parking
-from .problem import MOST_MICRO_BATCHES, Problem, Shape
+from .problem import MOST_MICRO_BATCHES, Shape
+from .programs import WORK, Key, Programs
 from .search import Question
 
 PROOF: Final = 0.0099
 """Share of the step time by which no policy is proven to be faster, where the search ends."""
-ENOUGH: Final = 0.0095
-"""Share of its bound, or of its family's, within which a policy ends the solver's work on its shape."""
 SPARE: Final = 0.95
 """Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
 LIKELY: Final = ((3, 3), (2, 3))
 """Weight and staging slots of the shapes that are tried first."""
-WHOLE_LAYERS: Final = 6
-"""Of longer chains the exact program has no blocks longer than the bound's, and no NVMe where the bound uses none."""
 FAMILIES: Final = 24
 """Most families that are bounded."""
 PROGRAMS: Final = 6
 """Most exact programs that are solved."""
-WORK: Final = 25_000
-"""The solver's work (`solver.work_of`) after which nothing more is begun."""
-NODES: Final = 1500
-"""Nodes of the solver's search tree times layers, after which the first exact program is left; later ones sooner."""
-TRIES: Final = 3
-"""How often the exact program is solved again with less memory before it is given up."""
-MORE_ROOM: Final = 2
-"""Boundaries for which more is parked each time that an exact program finds nothing with what is."""
-
-Key = tuple[Shape, int, bool]
-"""An exact program: its shape, the longest block, and whether boundaries may be on NVMe."""
+FARTHER: Final = 2.0
+"""So many times the proof's share from the family's bound, further shapes are tried without restriction."""
 
 
-class Search(Fastest):
+class Search(Programs):
     """One search: the question, the best policy so far, what was proven, and the work done."""
 
     def __init__(self, question: Question) -> None:
         super().__init__(question)
         self.certificate = Certificate()
-        self.programs: dict[Key, Exact] = {}
-        self.work = 0
         self.out_of_time = False
 
     @property
@@ -88,6 +70,7 @@ class Search(Fastest):
         for family in (family for family in others if family.blocks[1]):
             self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s)))
         self._settle()
+        self._polish(self.certificate.bound_s)
 
     def _settle(self) -> None:
         """Look more closely at the family that holds the proof down, and the next, as long as there is any."""
@@ -111,8 +94,13 @@ class Search(Fastest):
         """Solve the exact program of one shape of a family."""
         family = replace(bound.family, weights=(weights,) * 2, staging=(staging,) * 2)
         key = self._key(replace(bound, family=family))
-        if self._goes_on() and key not in self.programs:
-            self._solve(replace(bound, family=family), key)
+        if key in self.programs:
+            return
+        patterns, begun = self._patterns(bound), bool(self.programs)
+        for swapped in (*patterns, None) if begun else (None, *patterns):
+            near = FARTHER if begun and patterns and swapped is None else 1.0
+            if self._goes_on() and bound.bound_s < self.step_s * (1 - near * PROOF):
+                self._solve(replace(bound, family=family), key, swapped)
 
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
@@ -125,6 +113,10 @@ class Search(Fastest):
             if known is None or better > least.bound_s:
                 self.certificate.add(replace(least, bound_s=max(least.bound_s, better)))
                 return True
+            if not (least.whole or family.nvme[1] or family.blocks[1] or family.parked[1]):
+                bound = self._bound(family, self._spared_s, whole=True)
+                self.certificate.add(replace(least, bound_s=max(least.bound_s, bound.bound_s), whole=True))
+                return True
         parts = parts_of(family)
         for part in parts:
             bound = self._proven_of(part) or self._bound(part, self._spared_s)
@@ -135,7 +127,7 @@ class Search(Fastest):
 
     def _proven_of(self, family: Family) -> Bound | None:
         """The bound of a family that is one shape, from its exact program if that was solved."""
-        exact = self.programs.get((Shape(family.weights[0], family.staging[0]), 1, False))
+        exact = self.programs.get((Shape(family.weights[0], family.staging[0]), 1, 0))
         plain = _is_shape(family) and not (
             family.residents[1] or family.nvme[1] or family.blocks[1] or family.parked[1]
         )
@@ -148,111 +140,23 @@ class Search(Fastest):
         work_left = self.certificate.solved < FAMILIES // share and len(self.programs) < PROGRAMS // share
         return not self.out_of_time and work_left and self.work < WORK
 
-    def _problem(self) -> Problem:
-        question = self.question
-        one_by_one = min(question.accumulation, MOST_MICRO_BATCHES)
-        return Problem(
-            question.facts,
-            question.profile,
-            question.budgets,
-            Shape(),
-            self.step_s,
-            question.longest_block,
-            one_by_one,
-            question.accumulation - one_by_one,
-            optimizer=question.optimizer,
-        )
-
-    def _bound(self, family: Family, enough_s: float = float("inf")) -> Bound:
+    def _bound(self, family: Family, enough_s: float = float("inf"), *, whole: bool = False) -> Bound:
         """The family's bound, or that nobody in it is faster than the best policy, or than is enough to know."""
         question, problem = self.question, replace(self._problem(), horizon_s=min(self.step_s, enough_s))
-        bound = bound_of(problem, family, backend=question.backend, deadline=question.deadline)
+        bound = bound_of(problem, family, backend=question.backend, deadline=question.deadline, whole=whole)
         self.work += bound.work
         return bound
-
-    # ---- the exact program
-
-    def _solve(self, least: Bound, key: Key) -> Exact:
-        """The fastest policy of a family's shape; resident layers or memory are taken from it until it fits."""
-        question, layers = self.question, len(self.question.facts.layers)
-        shape, longest, nvme = key
-        problem = within(replace(self._problem(), shape=shape), least.family)
-        budgets = problem.budgets if nvme else problem.budgets.model_copy(update={"nvme_bytes": 0})
-        problem = replace(problem, budgets=budgets, longest_block=longest)
-        first: Exact | None = None
-        more_bytes = 0
-        for _ in range(TRIES):
-            exact = solve_exact(
-                problem,
-                backend=question.backend,
-                seconds=question.seconds_left(),
-                gap=ENOUGH,
-                nodes=self._nodes(layers, nvme=nvme),
-                quick=bool(self.programs),
-                enough_s=least.bound_s / (1 - ENOUGH),
-            )
-            self.work += exact.work
-            first = first or exact
-            if exact.policy is None and shape.parked == NOTHING:
-                break
-            if exact.policy is None:  # the bound's parts of layers had more room than whole ones
-                more_bytes += MORE_ROOM * max(question.facts.boundary_bytes)
-                parking = self._parking(least.counts, more_bytes)
-                if parking == problem.shape.parked:
-                    break
-                problem = replace(problem, shape=replace(problem.shape, parked=parking))
-                continue
-            short = self.offer(exact.policy.model_copy(update={"accumulation": question.accumulation}))
-            if not short or "nvme" in short:
-                break
-            problem = _smaller(problem, short, layers)
-        assert first is not None
-        self.programs[key] = first
-        return first
-
-    def _nodes(self, layers: int, *, nvme: bool) -> int:
-        """How much of the search tree the next exact program may see; only its root with boundaries on NVMe."""
-        if nvme:
-            return 1
-        left = max(0.0, 1 - self.work / WORK)
-        return max(1, int(NODES / layers / max(1, len(self.programs)) * left))
-
-    def _key(self, least: Bound) -> Key:
-        """The exact program of a family."""
-        family, counts, facts = least.family, least.counts, self.question.facts
-        number = counts.resident if counts else family.residents[0]
-        number = max(family.residents[0], min(family.residents[1], number))
-        resident = frozenset(_spread(len(facts.layers), number))
-        parking = self._parking(counts) if family.parked[1] else NOTHING
-        shape = Shape(family.weights[0], family.staging[0], resident, parking)
-        if counts is None or len(facts.layers) <= WHOLE_LAYERS:
-            return shape, self.question.longest_block if family.blocks[1] else 1, bool(family.nvme[1])
-        return shape, counts.longest_block if family.blocks[1] else 1, bool(family.nvme[1] and counts.nvme)
-
-    def _parking(self, counts: Counts | None, more_bytes: int = 0) -> Parking:
-        """Layers with state or gradient on NVMe: for as much room as the bound wants, or as the best policy has."""
-        question = self.question
-        if counts is None:
-            return Parking.of(self.best, question.facts)
-        wanted = counts.parked_bytes + more_bytes
-        plain = self.best.parked()
-        return quickest_parking(plain, question.facts, question.profile, wanted, counts.nvme) or NOTHING
 
     def _covers(self, family: Family, key: Key) -> bool:
         """Whether the exact program leaves out nobody of the family."""
         _, longest, nvme = key
         blocks = not family.blocks[1] or longest >= self.question.longest_block
-        boundaries = nvme or not family.nvme[1]
+        boundaries = nvme == len(self.question.facts.layers) or not family.nvme[1]
         return blocks and boundaries and not (family.residents[1] or family.parked[1])
 
 
 def _is_shape(family: Family) -> bool:
     return family.weights[0] == family.weights[1] and family.staging[0] == family.staging[1]
-
-
-def _spread(layers: int, number: int) -> list[int]:
-    """``number`` of the layers, evenly spread."""
-    return [int((k + 0.5) * layers / number) for k in range(number)]
 
 
 def search_full(question: Question) -> Search:
@@ -261,17 +165,3 @@ def search_full(question: Question) -> Search:
     search.offer(first_best(question))
     search.run()
     return search
-
-
-def _smaller(problem: Problem, short: dict[str, int], layers: int) -> Problem:
-    """The problem with a resident layer less, or with less memory, after a policy of it did not fit."""
-    resident = problem.shape.resident
-    if resident and "gpu_memory" in short:
-        return replace(problem, shape=replace(problem.shape, resident=frozenset(_spread(layers, len(resident) - 1))))
-    return replace(problem, budgets=_less(problem.budgets, short))
-
-
-def _less(budgets: Budgets, short: dict[str, int]) -> Budgets:
-    """The budgets without what a policy was short of."""
-    gpu, host = (short.get(name, 0) for name in ("gpu_memory", "host_memory"))
-    return budgets.model_copy(update={"gpu_bytes": budgets.gpu_bytes - gpu, "host_bytes": budgets.host_bytes - host})

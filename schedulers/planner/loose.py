@@ -15,10 +15,11 @@ from ortools.math_opt.python import mathopt
 
 from ...jobs.policy.lowering import NVME_STAGING
 from ..costs import LINK_RATES, backward_forwards
-from .choices import Choices, Term
+from .choices import Choices
 from .problem import Shape
 from .ring import Ring
 from .timing import Micro, Timing
+from .variables import Term
 
 
 @dataclass(frozen=True, slots=True)

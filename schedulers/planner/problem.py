@@ -47,6 +47,10 @@ class Problem:
     parked_bytes: int = 0
     """The most host memory that optimizer state on NVMe gives back, as the solver likes, beside what the shape has."""
     optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
+    on_nvme: frozenset[int] | None = None
+    """The only layers whose boundaries may be on NVMe; None for all."""
+    swapped: frozenset[int] | None = None
+    """The only layers whose internals may go to the host; None for all."""
 
     @property
     def micro_batches(self) -> int:

@@ -13,7 +13,8 @@ from ortools.math_opt.python import mathopt
 
 from ...jobs.model_facts import Internals, UnitFacts
 from ..costs import backward_forwards, forward_seconds
-from .choices import KEPT, Choices, Term
+from .choices import Choices
+from .variables import KEPT, Term
 
 KINDS: Final[tuple[Internals, ...]] = ("none", *KEPT)
 """What can be kept of a layer."""

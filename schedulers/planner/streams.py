@@ -15,8 +15,9 @@ from ...jobs.model_facts import UnitFacts
 from ...jobs.policy.lowering import GRADIENT_STAGING
 from ...jobs.policy.parked import RING, update_phase
 from ..costs import HOST_PASSES, LINK_RATES, forward_seconds, op_seconds, update_traffic
-from .choices import Choices, Term
+from .choices import Choices
 from .problem import Shape
+from .variables import Term
 
 
 class Streams:

@@ -20,11 +20,12 @@ from ortools.math_opt.python import mathopt
 from ...jobs.model_facts import UnitFacts
 from ...jobs.policy.lowering import HEAD_AHEAD
 from ..costs import backward_forwards
-from .choices import Choices, Edge, Term
+from .choices import Choices
 from .problem import Shape
 from .ring import Access, Ring, Use
 from .stalls import add_backward_stalls, add_forward_stalls
 from .streams import Streams
+from .variables import Edge, Term
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from ortools.math_opt.python import mathopt
 
-from lazytrain.jobs.model_facts import ModelFacts
+from lazytrain.jobs.model_facts import ModelFacts, UnitFacts
 from lazytrain.jobs.policy import LayerPolicy, Policy, lower
 from lazytrain.schedulers.costs import host_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
@@ -43,6 +44,34 @@ def draw(
         for name in ("h2d_bytes_s", "d2h_bytes_s", "nvme_read_bytes_s", "nvme_write_bytes_s", "update_parameters_s")
     }
     return facts, make_profile(**rates, host_bytes_s=choose.choice((1e9, 1e10, 1e11)), nvme_bytes=1 << 30)
+
+
+def draw_varied(facts: ModelFacts, choose: random.Random) -> ModelFacts:
+    """The same chain with layers of different sizes, working memory that depends on what is kept, and other ends."""
+
+    def varied(unit: UnitFacts) -> UnitFacts:
+        changes: dict[str, Any] = {
+            "output_bytes": choose.choice((1, 2, 3)) * MIB,
+            "input_bytes": choose.choice((0, 0, 1, 4)) * MIB,
+            "saved_bytes": choose.choice((2, 7, 30)) * MIB,
+            "forward_workspace_bytes": choose.choice((0, 5, 9)) * MIB,
+            "backward_workspace_bytes": choose.choice((0, 5, 15)) * MIB,
+            "keeping_matmuls_bytes": tuple(choose.choice((-3, 0, 8)) * MIB for _ in range(2)),
+            "keeping_all_bytes": tuple(choose.choice((-5, 0, 8)) * MIB for _ in range(2)),
+            "frozen_bytes": choose.choice((0, 0, unit.weight_bytes)),
+        }
+        return unit.model_copy(update={name: choose.choice((changes[name], getattr(unit, name))) for name in changes})
+
+    layers = tuple(varied(layer) for layer in facts.layers) if choose.random() < 0.6 else facts.layers
+    (norm,) = facts.after
+    norm = norm.model_copy(update={"output_bytes": layers[-1].output_bytes})
+    after = tuple(
+        norm.model_copy(update={"name": f"model.norm{i}", "weight_bytes": choose.choice((2000, 2 * MIB))})
+        for i in range(choose.choice((0, 1, 1, 2, 3)))
+    )
+    head = facts.head.model_copy(update={"backward_workspace_bytes": choose.choice((0, 6, 30)) * MIB})
+    ends = {"after": after, "head": head, "loss": choose.choice(("chunks", "whole"))}
+    return facts.model_copy(update={"layers": layers, "input_stays": choose.random() < 0.3, **ends})
 
 
 def draw_policy(facts: ModelFacts, choose: random.Random, accumulation: int) -> Policy:
@@ -87,14 +116,52 @@ def test_nor_is_one_with_state_on_nvme(make_facts: Make, make_profile: Machine, 
     assert_no_faster(policy, facts, profile.model_copy(update=rates))
 
 
-def assert_no_faster(policy: Policy, facts: ModelFacts, profile: HardwareProfile) -> None:
-    """The bound with the policy's counts and memory is not above its simulated step time."""
-    accumulation, program = policy.accumulation, lower(policy, facts)
-    budgets = Budgets(
+def used_by(policy: Policy, facts: ModelFacts) -> Budgets:
+    """As much of every memory as the policy needs, to the byte."""
+    program = lower(policy, facts)
+    return Budgets(
         gpu_bytes=program.peak_bytes("gpu"),
         host_bytes=sum(host_bytes(facts, policy, program).values()),
         nvme_bytes=program.peak_bytes("nvme"),
     )
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_the_memory_of_choices_is_not_above_the_programs(make_facts: Make, make_profile: Machine, part: int) -> None:
+    """The exact program's with the policy's shape, and the bound's with the smallest of its family."""
+    for seed in range(25 * part, 25 * part + 25):
+        choose = random.Random(seed)
+        facts, profile = draw(make_facts, make_profile, choose, choose.randint(1, 8))
+        facts = draw_varied(facts, choose) if choose.random() < 0.7 else facts
+        policy = draw_policy(facts, choose, choose.choice((1, 1, 2, 3)))
+        problem = Problem(facts, profile, used_by(policy, facts), Shape(), 1.0, 10, accumulation=policy.accumulation)
+        residents = frozenset(layer.index for layer in policy.layers if layer.resident)
+        for shape, whole in ((Shape(policy.weight_slots, policy.staging_slots, residents), True), (Shape(2, 1), False)):
+            seen = replace(problem, shape=shape, residents=(0, 0) if whole else (len(residents), len(facts.layers)))
+            assert has_room(Choices(mathopt.Model(), seen, whole=whole), policy), (seed, whole)
+
+
+def has_room(choices: Choices, policy: Policy) -> bool:
+    """Whether the policy is one of those between which is to be chosen."""
+    homes, kept = policy.homes, {(x.index, x.internals, x.internals_home) for x in policy.layers}
+    blocks = set(itertools.pairwise(i for i, home in enumerate(homes) if home != "recompute"))
+    if any(key[1] != "none" and key not in choices.kept for key in kept):
+        return False
+    chosen: list[tuple[Any, bool]] = [
+        (variable, edge in blocks and away == (homes[edge[0]] != "gpu"))
+        for edge, variables in choices.edges.items()
+        for away, variable in enumerate(variables)
+    ]
+    chosen += [(0.0 if v is None else v, homes[i] == "nvme") for i, v in enumerate(choices.nvme)]
+    chosen += [(variable, key in kept) for key, variable in choices.kept.items()]
+    for variable, wanted in chosen:
+        choices.model.add_linear_constraint(mathopt.LinearSum((variable,)) == float(wanted))
+    return mathopt.solve(choices.model, mathopt.SolverType.HIGHS).has_primal_feasible_solution()
+
+
+def assert_no_faster(policy: Policy, facts: ModelFacts, profile: HardwareProfile) -> None:
+    """The bound with the policy's counts and memory is not above its simulated step time."""
+    accumulation, budgets = policy.accumulation, used_by(policy, facts)
     expected = simulate(policy, facts, profile).step_s
     problem = Problem(facts, profile, budgets, Shape(), expected * 1.0001, 10)
     problem = replace(problem, accumulation=min(2, accumulation), repeats=max(0, accumulation - 2))
@@ -131,17 +198,37 @@ def test_host_memory_from_nvme_costs_the_time_of_its_transfers(make_facts: Make,
     assert found.bound_s >= short / 1e7 + backward_s
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(24))
 def test_the_bound_of_its_family_is_not_above_a_policy(make_facts: Make, make_profile: Machine, seed: int) -> None:
+    """Whose memory is full, or only the GPU's; some with more micro-batches, or with state on NVMe."""
     choose = random.Random(seed)
     facts, profile = draw(make_facts, make_profile, choose, choose.randint(2, 7))
     policy = draw_policy(facts, choose, 1)
-    program, expected = lower(policy, facts), simulate(policy, facts, profile).step_s
-    budgets = Budgets(gpu_bytes=program.peak_bytes("gpu"), host_bytes=1 << 34, nvme_bytes=1 << 30)
-    problem = Problem(facts, profile, budgets, Shape(), expected * 1.01, 10)
+    budgets = used_by(policy, facts).model_copy(update={"host_bytes": 1 << 34, "nvme_bytes": 1 << 30})
+    if seed % 2:
+        facts = draw_varied(facts, choose)
+        policy = draw_policy(facts, choose, choose.choice((1, 2, 3)))
+        if choose.random() < 0.4:
+            policy = park(policy, facts, Parking(*(choose.randint(0, len(facts.layers)) for _ in range(2))))
+        budgets = used_by(policy, facts)
+    expected = simulate(policy, facts, profile).step_s
+    repeats = max(0, policy.accumulation - 2)
+    problem = Problem(facts, profile, budgets, Shape(), expected * 1.01, 10, policy.accumulation - repeats, repeats)
     (home,) = [family for family in families_of(problem) if holds(family, policy, facts)]
-    found = bound_of(problem, home, backend="highs", deadline=later())
-    assert found.bound_s <= expected * (1 + 1e-6)
+    for whole in (False, True)[: 2 if seed < 8 else 1]:
+        found = bound_of(problem, home, backend="highs", deadline=later(), whole=whole)
+        assert found.bound_s <= expected * (1 + 1e-6)
+
+
+def test_the_bound_of_whole_layers_is_no_lower_than_that_of_parts(make_facts: Make, make_profile: Machine) -> None:
+    facts, profile = make_facts(8, flops=5e9, workspace=2 * MIB), make_profile(h2d_bytes_s=4e9, d2h_bytes_s=4e9)
+    budgets = Budgets(gpu_bytes=24 * MIB, host_bytes=1 << 34, nvme_bytes=0)
+    problem, family = Problem(facts, profile, budgets, Shape(), 1.0, 1), Family((2, 2), (2, 2))
+    parts, wholes = (
+        bound_of(problem, family, backend="highs", deadline=later(), whole=whole).bound_s for whole in (False, True)
+    )
+    backwards_s = 8 * (5e9 * 4) / 1e12
+    assert backwards_s <= parts * (1 + 1e-6) and parts <= wholes * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -17,8 +17,8 @@ from lazytrain.schedulers.baselines import shortages
 from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
 from lazytrain.schedulers.planner import first as first_policies
-from lazytrain.schedulers.planner import full
 from lazytrain.schedulers.planner import plan as plan_with
+from lazytrain.schedulers.planner import programs
 from lazytrain.schedulers.planner.exact import Exact
 from lazytrain.schedulers.planner.search import OutOfTimeError
 from lazytrain.schedulers.simulator import simulate
@@ -124,7 +124,7 @@ def test_equal_questions_get_byte_equal_policies(facts: ModelFacts, make_profile
 def test_out_of_time_gives_the_best_rule(
     facts: ModelFacts, make_profile: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(full, "solve_exact", lambda *_, **__: Exact("NO_SOLUTION"))
+    monkeypatch.setattr(programs, "solve_exact", lambda *_, **__: Exact("NO_SOLUTION"))
     answer = plan(facts, make_profile(), gpu_memory=44 * MIB)
     assert answer.solver and answer.solver.status == "FEASIBLE" and answer.predicted
     assert answer.predicted.step_s <= min(rule.step_s for rule in answer.baselines.values())
