@@ -22,7 +22,7 @@ from .counts import Counts
 from .loose import Family, LooseTiming
 from .parking import most_spared_bytes, parkable
 from .problem import Problem
-from .solver import run_solver, status_of, work_of
+from .solver import MODEL_WORK, SolverFailed, run_solver, status_of, work_of
 
 WEIGHT_SLOTS: Final = (2, 4)
 STAGING_SLOTS: Final = (1, 3)
@@ -131,13 +131,17 @@ def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float,
     _demand(model, choices, family)
     model.minimize(timing.step)
     nodes = 1 if whole else NODES
-    result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, nodes, quick=whole)
+    try:
+        result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, nodes, quick=whole)
+    except SolverFailed:
+        return Bound(family, min(least_s, problem.horizon_s), work=MODEL_WORK, whole=whole)
+    work = work_of(result, model, whole=whole)
     if status_of(result) == "INFEASIBLE":
-        return Bound(family, problem.horizon_s, work=work_of(result, model), whole=whole)
+        return Bound(family, problem.horizon_s, work=work, whole=whole)
     bound_s = max(result.dual_bound() * problem.horizon_s, least_s)
     found = not whole and result.has_primal_feasible_solution()
     counts = _counts(choices, result.variable_values(), family) if found else None
-    return Bound(family, bound_s, counts, work_of(result, model), whole)
+    return Bound(family, bound_s, counts, work, whole)
 
 
 def _demand(model: Any, choices: Choices, family: Family) -> None:

@@ -9,7 +9,7 @@ from ortools.math_opt.python import mathopt
 from ...jobs.policy import Policy
 from .choices import Choices
 from .problem import Problem
-from .solver import Status, run_solver, status_of, work_of
+from .solver import MODEL_WORK, SolverFailed, Status, run_solver, status_of, work_of
 from .timing import Timing
 
 
@@ -45,8 +45,11 @@ def solve_exact(
     choices = Choices(model, problem)
     timing = Timing(choices)
     model.minimize(timing.step)
-    result = run_solver(model, backend, seconds, gap, nodes, enough_s / problem.horizon_s, quick=quick)
-    status, work = status_of(result), work_of(result, model)
+    try:
+        result = run_solver(model, backend, seconds, gap, nodes, enough_s / problem.horizon_s, quick=quick)
+    except SolverFailed:
+        return Exact("NO_SOLUTION", work=MODEL_WORK)
+    status, work = status_of(result), work_of(result, model, whole=True)
     if status == "INFEASIBLE":
         return Exact(status, bound_s=problem.horizon_s, work=work)
     bound_s = max(0.0, result.dual_bound()) * problem.horizon_s

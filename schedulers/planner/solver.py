@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -21,8 +23,15 @@ BACKENDS: Final = {"highs": mathopt.SolverType.HIGHS, "gscip": mathopt.SolverTyp
 GAP: Final = 1e-9
 MODEL_WORK: Final = 300
 """What making and presolving a model costs, in iterations on a thousand rows."""
+WHOLE_WORK: Final = 3
+"""How much longer an iteration takes where every choice is whole: with it go cuts, trial branching and heuristics."""
 STDOUT: Final = 1
 _ALONE = threading.RLock()
+log = logging.getLogger(__name__)
+
+
+class SolverFailed(LazytrainError):
+    """A solver gave up on a model, whatever it was asked; nothing is known of it."""
 
 
 def run_solver(
@@ -38,8 +47,8 @@ def run_solver(
     """Solve a MathOpt model, until ``seconds`` or ``nodes`` of the search tree are spent.
 
     HiGHS also stops at a solution whose objective is not above ``enough``, and does not start over; with ``quick`` it
-    sees more nodes in the same time. On rare problems it fails when asked so, and then is not. Raises InputError for an
-    unknown backend, LazytrainError where it fails again.
+    sees more nodes in the same time. On rare problems it fails when asked so, and then is not; where it fails again, it
+    is asked without presolve. Raises InputError for an unknown backend, SolverFailed where that fails as well.
     """
     if backend not in BACKENDS:
         raise InputError(f"no solver backend is called {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
@@ -49,18 +58,20 @@ def run_solver(
         absolute_gap_tolerance=GAP,
         node_limit=nodes,
     )
+    asked = [parameters, replace(parameters, presolve=mathopt.Emphasis.OFF)]
     if (enough or quick) and backend == "highs":
-        parameters.highs = _highs_options(enough, quick)
-    try:
-        with _stdout_unheard():
-            return mathopt.solve(model, BACKENDS[backend], params=parameters)
-    except (AttributeError, RuntimeError, ValueError) as error:  # MathOpt lets some solver errors out as these
-        if enough or quick:
-            return run_solver(model, backend, seconds, gap, nodes)
-        raise LazytrainError(
-            f"the solver {backend} failed: {error}",
-            hint=f"try another backend: {', '.join(b for b in BACKENDS if b != backend)}",
-        ) from error
+        asked.insert(0, replace(parameters, highs=_highs_options(enough, quick)))
+    for wanted in asked:
+        try:
+            with _stdout_unheard():
+                return mathopt.solve(model, BACKENDS[backend], params=wanted)
+        except (AttributeError, RuntimeError, ValueError) as error:  # MathOpt lets some solver errors out as these
+            log.info("the solver %s failed: %s", backend, error)
+            failure = error
+    raise SolverFailed(
+        f"the solver {backend} failed: {failure}",
+        hint=f"try another backend: {', '.join(b for b in BACKENDS if b != backend)}",
+    )
 
 
 def _highs_options(enough: float, quick: bool) -> Any:
@@ -89,10 +100,10 @@ def status_of(result: Any) -> Status:
     raise LazytrainError(f"the solver stopped with {reason.name}: {result.termination.detail}")
 
 
-def work_of(result: Any, model: Any) -> int:
+def work_of(result: Any, model: Any, *, whole: bool) -> int:
     """How much the solver did, the same in every run: iterations of the simplex method, which take longer with rows."""
     size = (1000 + model.get_num_linear_constraints()) / 2000
-    return MODEL_WORK + int(result.solve_stats.simplex_iterations * size)
+    return MODEL_WORK + int(result.solve_stats.simplex_iterations * size * (WHOLE_WORK if whole else 1))
 
 
 @contextmanager
