@@ -17,6 +17,7 @@ from ..costs import lowered
 from ..simulator import step_seconds
 from .parking import ROUNDING, park, quickest_parking
 from .search import NoScheduleError, OutOfTimeError, Question, find
+from .solver import SolverFailed
 
 PAPER_SECONDS: Final = 2.0
 """Time for the paper's plan, which is a candidate too."""
@@ -84,7 +85,7 @@ def _rules(question: Question) -> Iterator[Policy]:
             break  # longer blocks recompute more
     else:
         return  # where no rule fits, the time goes to finding anything that does
-    with suppress(NoScheduleError, OutOfTimeError):
+    with suppress(NoScheduleError, OutOfTimeError, SolverFailed):
         yield paper_plan(question)
 
 

@@ -24,7 +24,7 @@ from .full import search_full
 from .instance import LONGEST_BLOCK
 from .reasons import explain
 from .search import NoScheduleError, OutOfTimeError, Question, find
-from .solver import BACKENDS
+from .solver import BACKENDS, SolverFailed
 
 RULES: Final = ("megatrain", "every_layer", "keep_all")
 PROVEN_GAP: Final = 0.01
@@ -273,7 +273,7 @@ def _baselines(question: Question, *, paper: bool) -> dict[str, Predicted]:
             policy, _ = _PLANNERS[name](question)
             predicted[name] = _predict(question, policy)
     if paper:
-        with suppress(NoScheduleError, OutOfTimeError):
+        with suppress(NoScheduleError, OutOfTimeError, SolverFailed):
             predicted["paper"] = _predict(question, paper_plan(question))
     return predicted
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from ortools.math_opt.python import mathopt
 
 from lazytrain.jobs.errors import LazytrainError
 from lazytrain.jobs.model_facts import ModelFacts
@@ -61,6 +62,21 @@ def test_a_plan_fits_and_no_rule_is_faster(
     assert answer.solver.planner == "full"
     assert answer.solver.gap is not None and 0 <= answer.solver.gap < 0.2  # one of 12 layers is 8 %
     assert (answer.solver.status == "OPTIMAL") == (answer.solver.gap <= 0.01)
+
+
+def test_a_solver_that_fails_on_every_model_leaves_the_best_rule_and_an_honest_gap(
+    facts: ModelFacts, make_profile: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MathOpt lets some errors of HiGHS out as errors of its own wrapper."""
+
+    def failing(*_: object, **__: object) -> None:
+        raise AttributeError("'StatusNotOk' object has no attribute 'canonical_code'")
+
+    monkeypatch.setattr(mathopt, "solve", failing)
+    answer = plan(facts, make_profile(), gpu_memory=44 * MIB, host_memory=host_memory(facts, 6))
+    assert answer.predicted and answer.solver and answer.solver.gap is not None
+    assert answer.predicted.step_s == min(rule.step_s for rule in answer.baselines.values())
+    assert answer.solver.status == "FEASIBLE" and answer.solver.gap > 0.01
 
 
 def test_memory_for_everything_means_that_nothing_runs_twice(facts: ModelFacts, make_profile: Machine) -> None:
