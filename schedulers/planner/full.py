@@ -18,7 +18,7 @@ from .bound import Bound, Certificate, bound_of, families_of, parts_of
 from .first import first_best
 from .loose import Family
 from .problem import MOST_MICRO_BATCHES, Shape
-from .programs import WORK, Key, Programs
+from .programs import PATTERN_WORK, WORK, Key, Programs
 from .search import Question
 
 PROOF: Final = 0.0099
@@ -61,6 +61,7 @@ class Search(Programs):
         """
         first, *others = families_of(self._problem())
         self._begin(first)
+        self._polish(self.certificate.bound_s)
         for family in (family for family in others if not family.blocks[1]):
             bound = self._bound(family, self._spared_s)
             self.certificate.add(bound)
@@ -99,6 +100,8 @@ class Search(Programs):
         patterns, begun = self._patterns(bound), bool(self.programs)
         for swapped in (*patterns, None) if begun else (None, *patterns):
             near = FARTHER if begun and patterns and swapped is None else 1.0
+            if swapped is not None and self.work >= PATTERN_WORK:
+                continue
             if self._goes_on() and bound.bound_s < self.step_s * (1 - near * PROOF):
                 self._solve(replace(bound, family=family), key, swapped)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from ...jobs.policy import Policy
 from ..hardware import Budgets
 from .bound import Bound, within
 from .counts import Counts, count
@@ -30,6 +31,8 @@ TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
 PATTERNS: Final = (0.9, 1.1)
 """Before an exact program, some in which only so many layers may swap, evenly spread, in parts of the bound's count."""
+PATTERN_WORK: Final = 20_000
+"""Work after which none of these is begun any more: one in which nothing is found may take as long as all before."""
 PATTERN_GAP: Final = 0.003
 """Share of its bound within which a policy ends the solver's work on one of these."""
 MORE_ROOM: Final = 2
@@ -46,6 +49,7 @@ class Programs(Fastest):
         super().__init__(question)
         self.programs: dict[Key, Exact] = {}
         self.work = 0
+        self._polished: Policy | None = None
 
     def _problem(self) -> Problem:
         question = self.question
@@ -151,6 +155,8 @@ class Programs(Fastest):
     def _polish(self, enough_s: float) -> None:
         """Improve the best policy unless it is near the bound or uses NVMe: slots, residents and who swaps stay."""
         best, facts = self.best, self.question.facts
+        if best == self._polished:
+            return
         near = enough_s >= self.step_s * (1 - PATTERN_GAP) or len(facts.layers) <= WHOLE_LAYERS
         if near or "nvme" in best.homes or self.question.seconds_left() <= 0:
             return
@@ -165,6 +171,7 @@ class Programs(Fastest):
         exact = self._exactly(problem, gap=PATTERN_GAP, nodes=1, quick=True, enough_s=enough_s)
         if exact.policy is not None:
             self.offer(exact.policy.model_copy(update={"accumulation": self.question.accumulation}))
+        self._polished = self.best
 
 
 def _spread(layers: int, number: int) -> list[int]:
