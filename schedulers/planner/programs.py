@@ -19,7 +19,7 @@ from .parking import NOTHING, Parking, quickest_parking
 from .problem import MOST_MICRO_BATCHES, Problem, Shape
 from .search import Question
 
-ENOUGH: Final = 0.006
+ENOUGH: Final = 0.0095
 """Share of its bound, or of its family's, within which a policy ends the solver's work on its shape."""
 WHOLE_LAYERS: Final = 6
 """Of longer chains the exact program has no blocks longer than the bound's, and no NVMe where the bound uses none."""
