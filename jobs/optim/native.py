@@ -1,7 +1,7 @@
 """The compiled kernel (``kernel/``): where it is, why it is not, and one update through it.
 
 It is built when the package is installed, if there is a C++ compiler (GCC or Clang). Without it everything works, by
-torch operations that give the same bits and take some 90 times as long.
+torch operations that give the same bits and take over 100 times as long.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def instruction_sets() -> tuple[str, ...]:
 def describe() -> str:
     """One line for people: what updates will use."""
     if not available():
-        return f"torch operations, some 90 times slower: {reason()}"
+        return f"torch operations, over 100 times slower: {reason()}"
     return f"native kernel, {instruction_sets()[-1]}, {usable_threads()} threads"
 
 
@@ -172,4 +172,4 @@ def _open(path: Path) -> tuple[ctypes.CDLL | None, str]:
 
 @functools.cache
 def _say_once() -> None:
-    log.warning("no native optimizer kernel, updates are some 90 times slower: %s", reason())
+    log.warning("no native optimizer kernel, updates are over 100 times slower: %s", reason())

@@ -166,7 +166,7 @@ def _optimizer() -> Finding:
     HybridAdamW([parameter], lr=0.1).step()
     assert bool((parameter < 1).all()), "the step did not lower the weights"
     if not native.available():
-        return Finding("optimizer", "warning", "8-bit AdamW stepped, by torch: some 90 times slower", native.reason())
+        return Finding("optimizer", "warning", "8-bit AdamW stepped, by torch: over 100 times slower", native.reason())
     return Finding("optimizer", "ok", f"8-bit AdamW stepped: {native.describe()}")
 
 

@@ -92,7 +92,7 @@ class Search(Programs):
                 self._try(bound, weights, staging)
 
     def _try(self, bound: Bound, weights: int, staging: int) -> None:
-        """Solve the exact program of one shape of a family."""
+        """Solve the exact program of one shape of a family, and some with evenly spread swaps beside it."""
         family = replace(bound.family, weights=(weights,) * 2, staging=(staging,) * 2)
         key = self._key(replace(bound, family=family))
         if key in self.programs:

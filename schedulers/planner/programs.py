@@ -1,7 +1,7 @@
 """The exact programs of a search: which are solved for a family, and how each becomes a policy that fits.
 
 Where many layers are alike the solver finds good policies late. Those in which the layers that swap their internals,
-and the boundaries on NVMe, are evenly spread are nearly as good, and found at once: they are tried first.
+and the boundaries on NVMe, are evenly spread are nearly as good, and most often found at once: they are tried as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NODES: Final = 1500
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
 PATTERNS: Final = (0.9, 1.1)
-"""Before an exact program, some in which only so many layers may swap, evenly spread, in parts of the bound's count."""
+"""Beside an exact program, some in which only so many layers may swap, evenly spread, in parts of the bound's count."""
 PATTERN_WORK: Final = 20_000
 """Work after which none of these is begun any more: one in which nothing is found may take as long as all before."""
 PATTERN_GAP: Final = 0.003
