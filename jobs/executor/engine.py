@@ -1,8 +1,8 @@
 """Runs step programs, driven by the model: each call of a unit, forward or backward, is the program's next compute.
 
 `steps` has the order of forwards and backwards, `interpreter` that of the operations, `compute` and `transfers` what
-operations do, `weights` where weights lie. Here is what the model's stand-ins and the user call. None of them knows a
-planner, a model family or a device.
+operations do, `weights` where weights lie, `updates` how a step ends. Here is what the model's stand-ins and the user
+call. None of them knows a planner, a model family or a device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from ..errors import ProgramError
 from ..head_loss import Logits, RowLoss, Targets, loss_only, row_log_probabilities
 from ..model_facts import ModelFacts
-from ..policy import UPDATE_PHASE, Op, Policy
+from ..policy import Policy
 from ..replay import Call, outside_inference_mode
 from . import failures
 from .checks import Checks, NoChecks
@@ -294,36 +293,17 @@ class Engine:
             self.abandon()
 
     def start_updates(self, update: PendingUpdate) -> None:
-        """Update every unit, in the order in which the next forward needs them; read and write what is on NVMe."""
+        """Start the updates of the step that was finished."""
         assert self._steps.whole is not None, "a step was finished"
-        updates = self._steps.updates
-        before = [*updates.values(), *self._steps.written]  # what is read now was written by the step before
-        phase = list(takewhile(lambda op: op.kind in UPDATE_PHASE, self._steps.whole.ops))
-        for position, op in enumerate(phase):
-            try:
-                updates[op.id] = self._start_update(op, update, before)
-            except BaseException as error:  # weights are torn now: whoever waits for any of these must hear of it
-                updates |= {left.id: Event.ended(error) for left in phase[position:]}
-                raise
-
-    def _start_update(self, op: Op, update: PendingUpdate, before: Sequence[Event]) -> Event:
-        if op.kind == "update":
-            work, nbytes = self._transfers.update(op, update), op.bytes
-        else:
-            work, nbytes = self._transfers.prepare(op)
-        after = [self._steps.updates[name] for name in op.after]
-        return self._run.submit(op, work, nbytes, [*after, *before] if op.stream == "nvme_read" else after)
+        self._steps.updates.start(self._steps.whole, self._run, update)
 
     def flush(self) -> None:
         """Return when every update has been applied."""
-        for event in self._steps.updates.values():
-            event.wait()
+        self._steps.updates.wait()
 
     def last_update(self, unit: int) -> Event:
-        """The end of the unit's last update, its state on NVMe included; one that has ended when there was none."""
-        ops = self._steps.whole.ops if self._steps.whole is not None else ()
-        ids = [op.id for op in ops if op.kind in ("update", "write_state") and op.unit == unit]
-        return self._steps.updates.get(ids[-1] if ids else "", Event.ended())
+        """The end of the unit's last update; one that has ended when there was none."""
+        return self._steps.updates.last_of(unit, self._steps.whole)
 
     def before_update(self, wait: Callable[[str, int], None]) -> None:
         """Have every update call ``wait`` with unit and step before it begins, on the stream that runs it."""

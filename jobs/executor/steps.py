@@ -19,11 +19,12 @@ from ..model_facts import ModelFacts
 from ..policy import Op, Policy, Program, lower, lower_forward
 from ..policy.lowering import lower_rest
 from ..policy.order import NORMS, Order, Phase, micro_batches
-from .devices import Device, Event
+from .devices import Device
 from .interpreter import Interpreter
 from .parking import Parking, parked_state_bytes
 from .stores import ActivationStore, HostUnit
 from .transfers import Transfers
+from .updates import Updates
 from .weights import DeviceWeights
 
 
@@ -55,9 +56,7 @@ class Steps:
         """Whether `step()` ends a step; otherwise the next forward after ``accumulation`` micro-batches does."""
         self.turn: Turn | None = None
         """The forward that runs, or ran last."""
-        self.updates: dict[str, Event] = {}
-        self.written: list[Event] = []
-        """Gradients of the last step on their way to NVMe."""
+        self.updates = Updates(transfers)
         self._facts, self._policy, self._units, self._owner = facts, policy, units, owner
         self._device, self._directory = device, nvme_directory
         self._transfers, self._weights = transfers, weights
@@ -102,7 +101,7 @@ class Steps:
         if self._phases:
             self._enter(Phase("evaluate", self._next_micro()))
             return
-        self._wait_for_updates()
+        self.updates.wait()
         self._transfers.begin()
         self._run.begin(self.evaluation, {})
 
@@ -167,7 +166,7 @@ class Steps:
         backwards = {phase.micro for phase in self._phases if phase.kind == "backward"}
         if forwards == backwards and self._phases.index(NORMS) == len(self._phases) - 1 and not self.open_ended:
             self._seen.append(tuple(self._phases))
-        self.written = self._run.events_of("write_gradient")
+        self.updates.written = self._run.events_of("write_gradient")
         self._run.forget_events()
         self._store.clear()
         self.turn = None
@@ -176,7 +175,7 @@ class Steps:
     def abandon(self) -> None:
         """Give up the step that is under way."""
         self._run.drain()
-        self.written += self._run.events_of("write_gradient")
+        self.updates.written += self._run.events_of("write_gradient")
         self._store.clear()
         self._transfers.begin()
         self._run.reset(self.evaluation)
@@ -188,7 +187,7 @@ class Steps:
         self.abandon()
         self._store.close()
         if self.whole is not None:
-            self._wait_for_updates()
+            self.updates.wait()
             self._transfers.parking.close()
 
     @property
@@ -281,21 +280,21 @@ class Steps:
         return (phase, *others, NORMS)
 
     def _begin_step(self) -> None:
-        for event in (*self.written, *self._run.events_of("write_gradient")):
-            event.wait()  # their buffers are filled again
-        self.written.clear()
+        for event in self._run.events_of("write_gradient"):
+            event.wait()
+        self.updates.wait_for_gradients()  # their buffers are filled again
         order = self._foreseen()
         if self.whole is None or self.whole.order != order:
             program = lower(self._policy, self._facts, order=order, state_bytes=parked_state_bytes(self._units))
             if self.whole is not None:
-                self._wait_for_updates()  # they read from rings
+                self.updates.wait()  # they read from rings
                 self._transfers.parking.close()
             self._transfers.parking = Parking(program, self._units, self._owner, self._device, self._directory)
             self._store.reserve(program)
             self.whole = program
         self._transfers.begin()
         self._transfers.allocate_gradients(self.whole)
-        self._run.begin(self.whole, self.updates)
+        self._run.begin(self.whole, self.updates.events)
         self._place = -1
 
     def _foreseen(self) -> Order:
@@ -306,7 +305,3 @@ class Steps:
     def forget_orders(self) -> None:
         """The order of the steps so far says nothing about those to come."""
         self._seen.clear()
-
-    def _wait_for_updates(self) -> None:
-        for event in self.updates.values():
-            event.wait()

@@ -3,7 +3,6 @@
 import errno
 import os
 import resource
-import time
 from pathlib import Path
 
 import pytest
@@ -51,11 +50,10 @@ def test_a_huge_log_costs_nothing_to_look_at(tmp_path: Path) -> None:
         file.truncate(2 << 30)
         file.seek(2 << 30)
         file.write(b"the end\n")
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     text, offset = read_log(log)
     assert text.endswith("the end\n")
     assert offset == (2 << 30) + 8
-    assert time.perf_counter() - started < 0.5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 5 << 10
 
 

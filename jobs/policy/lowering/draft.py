@@ -35,6 +35,7 @@ class Draft:
         self.policy, self.facts, self.units, self.parked, self.order = policy, facts, facts.units, parked, order
         self.labels = unit_labels(tuple(u.kind for u in self.units), tuple(u.name for u in self.units))
         self.first, self.layers, self.head = len(facts.before), len(facts.layers), len(self.units) - 1
+        self._homes, self._sizes = policy.homes, facts.boundary_bytes
         by_name = {unit.name: i for i, unit in enumerate(self.units)}
         self.owner = [by_name.get(unit.shares_weights_with, i) for i, unit in enumerate(self.units)]
         self.learning = [u for u, unit in enumerate(self.units) if self.owner[u] == u and unit.gradient_bytes]
@@ -55,7 +56,7 @@ class Draft:
     def home(self, unit: int) -> Home | None:
         """Home of a layer's input; None for units that are not layers."""
         layer = unit - self.first
-        return self.policy.homes[layer] if 0 <= layer < self.layers else None
+        return self._homes[layer] if 0 <= layer < self.layers else None
 
     def leaves_by(self, unit: int) -> Literal["offload", "spill"]:
         """The kind of operation that takes a layer's input from the GPU, if its home is elsewhere."""
@@ -74,7 +75,7 @@ class Draft:
 
     def boundary_bytes(self, unit: int) -> int:
         """Bytes of a layer's input."""
-        return self.facts.boundary_bytes[unit - self.first]
+        return self._sizes[unit - self.first]
 
     def end_of_forward(self, micro: int) -> int:
         """Position of a micro-batch's loss, or 0 if that is in another program."""

@@ -31,7 +31,6 @@ class Asked:
     def __init__(self, steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps, self.step, self.looks = steps, 0, 0
         self.live: list[int] = []
-        self.seconds: list[float] = []
         self.streamed: Streamed | None = None
         original = run_module.stream
 
@@ -48,7 +47,6 @@ class Asked:
         if self.step not in self.steps:
             return False
         self.looks += 1
-        self.began = time.perf_counter()
         if self.looks == 4:
             self.steps.remove(self.step)
             self.looks = 0
@@ -56,7 +54,6 @@ class Asked:
         return True
 
     def told(self, paused: bool) -> None:
-        self.seconds.append(time.perf_counter() - self.began)
         if paused:
             gc.collect()
             assert self.streamed is not None
@@ -79,7 +76,6 @@ def test_the_device_is_empty_and_the_curve_is_the_same(job: Path, monkeypatch: p
     assert paused.loss == plain.loss
     assert len(asks.live) == 3
     assert max(asks.live) < 1024  # buffers of the model; slots and everything else are given back
-    assert max(asks.seconds) < 2
     assert paused.peak_gpu_bytes <= plain.peak_gpu_bytes
 
 

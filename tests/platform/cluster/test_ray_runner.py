@@ -126,13 +126,11 @@ def test_while_it_is_paused_its_gpu_is_somebody_elses(runner: RayRunner, order: 
     assert free_gpus() == 1
     (process,) = [p for p in of_run(order) if "keeper.py" not in " ".join(p.info["cmdline"])]
     runner.pause(order.claim, order.run_dir)
-    began = time.monotonic()
     wait_for(lambda: look(runner, order).phase is Phase.PAUSED)
     wait_for(lambda: free_gpus() == 2)
     at = look(runner, order).step
     assert process.is_running()
     assert runner.runs() == {order.claim}
-    assert time.monotonic() - began < 30
     runner.resume(order.claim, order.run_dir)
     runner.resume(order.claim, order.run_dir)
     wait_for(lambda: look(runner, order).phase is Phase.RUNNING and look(runner, order).step > at)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import random
-import time
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -201,13 +202,25 @@ def test_accumulation_runs_as_many_micro_batches(make_facts: Make, make_profile:
     assert three.compute_units == one.compute_units
 
 
-def test_a_program_of_80_layers_is_simulated_in_50_ms(make_facts: Make, make_profile: Machine) -> None:
-    facts, profile = make_facts(80), make_profile()
-    homes: list[Home] = [*["host", "recompute", "gpu", "nvme"] * 20, "gpu"]  # type: ignore[list-item]
-    policy = Policy.from_homes(facts, homes)
-    took = []
-    for _ in range(5):
-        start = time.process_time()  # of this process alone: other work on the machine does not count
+def calls_to_simulate(layers: int, make_facts: Make, make_profile: Machine) -> int:
+    """How many functions are called for a program of so many layers."""
+    facts, profile = make_facts(layers), make_profile()
+    homes: list[Home] = [*["host", "recompute", "gpu", "nvme"] * (layers // 4), "gpu"]  # type: ignore[list-item]
+    policy, calls = Policy.from_homes(facts, homes), 0
+
+    def count(_frame: Any, what: str, _arg: Any) -> None:
+        nonlocal calls
+        calls += what in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
         simulate(policy, facts, profile)
-        took.append(time.process_time() - start)
-    assert min(took) < 0.05
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_work_grows_with_the_layers_and_no_faster(make_facts: Make, make_profile: Machine) -> None:
+    few, many = (calls_to_simulate(layers, make_facts, make_profile) for layers in (40, 160))
+    assert few < many < 4.4 * few
