@@ -174,7 +174,7 @@ def _make_secret(path: Path) -> None:
 
 def inside(path: Path, folder: Path) -> bool:
     """Whether the path, with all symbolic links followed, lies in the folder."""
-    return path.resolve().is_relative_to(folder.resolve())
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))  # a loop of links has no resolve()
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
