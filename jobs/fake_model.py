@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from .errors import LazytrainError, ModelError
@@ -182,9 +183,15 @@ def refusing(config: PretrainedConfig, rows: int, length: int) -> Iterator[None]
     except LazytrainError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
             f"a model of {type(config).__name__} cannot run on {rows} x {length} tokens of text without weights: "
-            f"{type(error).__name__}: {reason[0]}",
+            f"{_reason(error)}",
             hint="look at the values in its config.json; where they are right, this architecture cannot be streamed",
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """On one line. Where a number out of a tensor decides how the code goes on, that is what is said."""
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return f"its code goes on by the values of a tensor ({error.func}), and there are none before it really runs"
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}"

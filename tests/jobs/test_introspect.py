@@ -14,6 +14,10 @@ LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
     "num_key_value_heads": 2, "num_hidden_layers": 3, "vocab_size": 128,
 }  # fmt: skip
+JETMOE = {
+    "model_type": "jetmoe", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128,
+    "num_key_value_heads": 2, "kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
 FAMILIES = {
     "llama": LLAMA,
     "qwen2": {**LLAMA, "model_type": "qwen2"},
@@ -132,6 +136,7 @@ def test_a_large_model_needs_no_memory():
         ({**LLAMA, "attn_implementation": "flash_attention_9"}, "flash_attention_9"),
         ({**LLAMA, "hidden_act": "swoosh"}, "swoosh"),
         ({"model_type": "t5"}, "T5"),
+        (JETMOE, "by the values of a tensor .aten._local_scalar_dense"),
         ({**FAMILIES["gpt2"], "n_positions": 8}, "8 positions, the rows have 16"),
     ],
 )
