@@ -107,6 +107,8 @@ def shape_of(policy: Policy) -> Shape:
 def test_any_policy_takes_as_long_as_in_the_simulator(make_facts: Make, make_profile: Machine, seed: int) -> None:
     choose = random.Random(seed)
     facts = draw_facts(make_facts, choose, choose.randint(1, 11))
+    if seed % 5 == 4 and not facts.head.shares_weights_with:
+        facts = facts.model_copy(update={"before": ()})
     profile, accumulation = draw_profile(make_profile, choose), choose.choice((1, 1, 2, 3))
     homes = ["gpu", "host"] if seed % 3 and seed < 60 else ["gpu", "host", "nvme"]
     policy = draw_policy(facts, choose, accumulation, homes)
