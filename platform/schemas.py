@@ -345,6 +345,8 @@ class PlanAnswer(Answered):
     limits: dict[str, str] = {}
     """By kind of node, why it does not fit there."""
     reasons: list[dict[str, Any]] = []
+    notes: list[str] = []
+    """What the person should know of its rows, and of the model at their length."""
 
 
 class Health(Answered):

@@ -169,9 +169,10 @@ class JobPlans:
         )
 
     def notes(self) -> list[str]:
-        """What the person should know about the rows."""
+        """What the person should know about the rows, and about the model at their length."""
         refused = self.rows.refused
-        return [f"{refused} rows cannot be used: lazytrain data check says why"] if refused else []
+        about_rows = [f"{refused} rows cannot be used: lazytrain data check says why"] if refused else []
+        return [*about_rows, *dict.fromkeys(note for facts in self._known.values() for note in facts.notes)]
 
 
 def _rows_of_a_step(found: Mapping[str, Tried]) -> int | None:

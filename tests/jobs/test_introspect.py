@@ -22,6 +22,11 @@ FAMILIES = {
              "bos_token_id": 0, "eos_token_id": 0},
 }  # fmt: skip
 
+OPT = {
+    "model_type": "opt", "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 96, "num_attention_heads": 4,
+    "num_hidden_layers": 2, "vocab_size": 128,
+}  # fmt: skip
+
 
 def facts_of(name, **changes):
     return model_facts({**FAMILIES[name], **changes}, micro_batch=ROWS, sequence_length=LENGTH, dtype="float32")
@@ -119,6 +124,13 @@ def test_a_large_model_needs_no_memory():
     assert torch.get_default_dtype() == before
 
 
+def test_rows_longer_than_the_model_is_for_are_noted_where_it_runs_at_them():
+    short, enough = (facts_of("llama", max_position_embeddings=positions) for positions in (LENGTH - 1, LENGTH))
+    assert (short.positions, enough.notes) == (LENGTH - 1, ())
+    assert "16 tokens are longer than the 15" in short.notes[0]
+    assert short.digest == enough.digest  # a policy serves both
+
+
 @pytest.mark.parametrize(
     "config, why",
     [
@@ -133,6 +145,7 @@ def test_a_large_model_needs_no_memory():
         ({**LLAMA, "hidden_act": "swoosh"}, "swoosh"),
         ({"model_type": "t5"}, "T5"),
         ({**FAMILIES["gpt2"], "n_positions": 8}, "8 positions, the rows have 16"),
+        ({**OPT, "max_position_embeddings": LENGTH - 1}, "15 positions, the rows have 16"),  # its table has 2 rows more
     ],
 )
 def test_a_model_that_cannot_be_streamed_is_refused_with_the_reason(config, why):
