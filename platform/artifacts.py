@@ -62,6 +62,7 @@ class JobFiles:
             self.path / "result.json",
         )
         self.next_policy = self.path / "policy.next.json"
+        self.steps, self.calibration = self.path / "steps.json", self.path / "calibration.json"
         self.mlflow = self.path / "mlflow_run.json"
         self.timeline, self.checkpoints, self.model = (
             self.path / "timeline.json",
