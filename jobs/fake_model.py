@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from .errors import LazytrainError, ModelError
@@ -163,13 +164,28 @@ def text_batch(model: PreTrainedModel, rows: int, length: int) -> dict[str, Any]
     return batch
 
 
+def positions_of(config: PretrainedConfig) -> int | None:
+    """Tokens of the longest row that the model is for, whatever its configuration calls them; None if it does not say.
+
+    A model whose positions are rotations runs at longer rows too.
+    """
+    positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 0 else None
+
+
 def check_positions(model: PreTrainedModel, length: int) -> None:
-    """Fake tensors do not notice a position beyond a learned table of positions, so it is checked here."""
+    """Fake tensors do not notice a position beyond a learned table of positions, so it is checked here.
+
+    Raises ModelError. A table may have rows that are no positions (OPT's first two), so the configuration counts too.
+    """
+    stated = positions_of(model.config)
     for name, module in model.named_modules():
-        is_table = isinstance(module, nn.Embedding) and name.endswith(("wpe", "embed_positions", "position_embeddings"))
-        if is_table and module.num_embeddings < length:
+        if not (isinstance(module, nn.Embedding) and name.endswith(("wpe", "embed_positions", "position_embeddings"))):
+            continue
+        positions = min(module.num_embeddings, stated or module.num_embeddings)
+        if positions < length:
             raise ModelError(
-                f"{type(model).__name__} has {module.num_embeddings} positions, the rows have {length} tokens",
+                f"{type(model).__name__} has {positions} positions, the rows have {length} tokens",
                 hint="set data.max_length to at most the model's positions",
             )
 
@@ -182,9 +198,15 @@ def refusing(config: PretrainedConfig, rows: int, length: int) -> Iterator[None]
     except LazytrainError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
             f"a model of {type(config).__name__} cannot run on {rows} x {length} tokens of text without weights: "
-            f"{type(error).__name__}: {reason[0]}",
+            f"{_reason(error)}",
             hint="look at the values in its config.json; where they are right, this architecture cannot be streamed",
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """On one line. Where a number out of a tensor decides how the code goes on, that is what is said."""
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return f"its code goes on by the values of a tensor ({error.func}), and there are none before it really runs"
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}"

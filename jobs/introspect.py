@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from .alike import Alike
 from .effects import Places, apply, unit_call
 from .errors import ModelError
-from .fake_model import build, check_positions, config_of, refusing, text_batch
+from .fake_model import build, check_positions, config_of, positions_of, refusing, text_batch
 from .head_loss import Logits, forward_in_chunks
 from .measuring import Measured, bytes_of, measure, measure_head, untracked, variety_of, weights_of
 from .memory import StorageTracker
@@ -69,6 +69,7 @@ def model_facts(
         input_stays=trace.input_stays,
         loose=tuple(structure.loose),
         loss="chunks" if in_chunks else "whole",
+        positions=positions_of(config),
         before=before,
         layers=layers,
         after=after,

@@ -107,6 +107,8 @@ class ModelFacts(Frozen):
     step long."""
     loss: Literal["chunks", "whole"] = "chunks"
     """Whether the loss can be made from the last hidden states chunk by chunk, or only from all logits at once."""
+    positions: int | None = None
+    """Tokens of the longest row that the model is for, as its configuration has it; None where that does not say."""
     before: tuple[UnitFacts, ...]
     layers: tuple[UnitFacts, ...]
     after: tuple[UnitFacts, ...]
@@ -141,6 +143,16 @@ class ModelFacts(Frozen):
         return (*inputs, outputs[-1])
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know who trains the model at this shape, though nothing keeps it from running."""
+        if self.positions is None or self.sequence_length <= self.positions:
+            return ()
+        return (
+            f"sequences of {self.sequence_length:,} tokens are longer than the {self.positions:,} that the model is "
+            "for (max_position_embeddings): at the positions beyond, it has learned nothing yet",
+        )
+
+    @property
     def digest(self) -> str:
         """Identifies model and batch shape; a policy is valid only for the facts it was made from."""
-        return digest(self.model_dump(mode="json"))
+        return digest(self.model_dump(mode="json", exclude={"positions"}))  # on which no program depends

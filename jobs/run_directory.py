@@ -5,6 +5,8 @@ policy.json         what was planned
 provenance.json     versions and git checkouts of the last process that worked on it
 metrics.jsonl       one line per report
 timeline.json       the operations of a step, one in a while
+steps.json          those of the few steps from that one on, to which the machine's profile is fitted
+calibration.json    how far off the predicted step time was before that, and is
 start/              configuration and tokenizer that the run began with
 frozen.safetensors  weights that do not learn, where the job freezes some: no checkpoint holds them
 checkpoints/        see `checkpoint`
@@ -73,6 +75,7 @@ class RunDirectory:
         self.spec, self.policy, self.metrics = path / "job.yaml", path / "policy.json", path / "metrics.jsonl"
         self.checkpoints, self.model = path / "checkpoints", path / "model"
         self.next_policy, self.timeline = path / "policy.next.json", path / "timeline.json"
+        self.steps, self.calibration = path / "steps.json", path / "calibration.json"
         self.provenance = path / "provenance.json"
         self.start, self.rows = path / "start", path / "rows"
         self.frozen, self.status_file = path / "frozen.safetensors", path / "status.json"

@@ -44,6 +44,13 @@ def format_bytes(size: float) -> str:
     return ByteSize(int(size)).human_readable()
 
 
+def format_needed(size: int) -> str:
+    """As `format_bytes`, but rounded up: whoever gives as much as it says has given enough."""
+    power = min(max(size.bit_length() - 1, 0) // 10, len(_POWERS))
+    tenths = -(-size * 10 // 1024**power)
+    return f"{tenths // 10}.{tenths % 10}{'KMGTP'[power - 1]}iB" if power else f"{size}B"
+
+
 def parse_duration(text: str | float) -> float:
     """Seconds of ``"90s"``, ``"15m"``, ``"24h"``, ``"2d"`` or a plain number of seconds. Raises ValueError."""
     if isinstance(text, (int, float)) and not isinstance(text, bool):

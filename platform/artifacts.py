@@ -62,6 +62,7 @@ class JobFiles:
             self.path / "result.json",
         )
         self.next_policy = self.path / "policy.next.json"
+        self.steps, self.calibration = self.path / "steps.json", self.path / "calibration.json"
         self.mlflow = self.path / "mlflow_run.json"
         self.timeline, self.checkpoints, self.model = (
             self.path / "timeline.json",
@@ -174,7 +175,7 @@ def _make_secret(path: Path) -> None:
 
 def inside(path: Path, folder: Path) -> bool:
     """Whether the path, with all symbolic links followed, lies in the folder."""
-    return path.resolve().is_relative_to(folder.resolve())
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))  # a loop of links has no resolve()
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:

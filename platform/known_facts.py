@@ -40,8 +40,11 @@ class KnownFacts:
     def _keep(self, path: Path, facts: ModelFacts) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         written = path.with_suffix(f".{os.getpid()}")
-        written.write_text(facts.model_dump_json(), encoding="utf-8")
-        written.replace(path)
+        try:
+            written.write_text(facts.model_dump_json(), encoding="utf-8")
+            written.replace(path)
+        finally:
+            written.unlink(missing_ok=True)  # half a file, where the disk is full
 
 
 @cache

@@ -21,7 +21,7 @@ from ..jobs.errors import DoesNotFit, HardwareError, InputError, ModelError
 from ..jobs.model_facts import ModelFacts
 from ..jobs.optimizer_bytes import DEFAULT_OPTIMIZER, OptimizerOptions
 from ..jobs.policy import Policy
-from ..jobs.units import MOST_SOLVE_S, format_bytes
+from ..jobs.units import MOST_SOLVE_S, format_bytes, format_needed
 from ..schedulers.batch_search import BatchSearch, Probe
 from ..schedulers.hardware import HardwareProfile, hardware, known_models, model_config, what_is_at
 from ..schedulers.simulator import simulate
@@ -267,7 +267,7 @@ def does_not_fit(answer: Plan) -> DoesNotFit:
     """The reasons of an infeasible plan as an error."""
     reasons = tuple(reason.model_dump(mode="json") for reason in answer.reasons)
     short = "; ".join(
-        f"{r.resource} needs {format_bytes(r.needed_bytes)}, has {format_bytes(r.available_bytes)}"
+        f"{r.resource} needs {format_needed(r.needed_bytes)}, has {format_bytes(r.available_bytes)}"
         for r in answer.reasons
     )
     hint = answer.reasons[0].hint if answer.reasons else ""

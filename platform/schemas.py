@@ -35,6 +35,8 @@ JsonObject = Annotated[dict[str, JsonValue], AfterValidator(_printable)]
 Sentence = Annotated[str, Field(max_length=500), AfterValidator(_printable)]
 
 
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
 Amount = Annotated[str, Field(max_length=40, pattern=r"^[0-9.]+ ?[A-Za-z]*$")]
 """An amount of memory, such as ``70GB``."""
 
@@ -139,6 +141,21 @@ class Progress(Answered):
     """Highest use of the GPU's memory."""
 
 
+class Calibration(Answered):
+    """How far off the predicted step time was, and is once the machine's profile is fitted to measured steps."""
+
+    steps: int
+    """How many were measured."""
+    measured_s: _Seconds
+    """Their median."""
+    predicted_s: _Seconds
+    """What was predicted before."""
+    calibrated_s: _Seconds
+    """What is predicted since."""
+    sentence: Sentence
+    """For people."""
+
+
 class JobView(Answered):
     """A job as its owner sees it. Times are Unix seconds."""
 
@@ -162,6 +179,8 @@ class JobView(Answered):
     ended_at: float | None = None
     run_dir: str
     progress: Progress | None = None
+    calibration: Calibration | None = None
+    """Only where one job is asked for, and only once some of its steps were measured."""
     infra_failures: int = 0
     user_failures: int = 0
     preemptions: int = 0
@@ -345,6 +364,8 @@ class PlanAnswer(Answered):
     limits: dict[str, str] = {}
     """By kind of node, why it does not fit there."""
     reasons: list[dict[str, Any]] = []
+    notes: list[str] = []
+    """What the person should know of its rows, and of the model at their length."""
 
 
 class Health(Answered):

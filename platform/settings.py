@@ -104,7 +104,7 @@ class Settings(BaseModel):
     @property
     def allowed_roots(self) -> tuple[Path, ...]:
         """Folders below which submitted jobs may read and write."""
-        named = tuple(Path(root).expanduser().resolve() for root in self.roots)
+        named = tuple(Path(os.path.realpath(Path(root).expanduser())) for root in self.roots)
         return (*(named or (Path.home(),)), self.runs_dir)
 
     @property

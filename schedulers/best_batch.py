@@ -76,31 +76,35 @@ def best_batch(
     ``facts_of`` gives the model's facts at a micro-batch. With ``global_batch`` only its divisors are considered and
     the rest is accumulation; without, steps are of one micro-batch. ``options`` are those of `plan`; what fixed rules
     would take is looked at for the best batch alone. Raises DoesNotFit with the smallest batch's reasons if nothing
-    fits, InputError for an empty range.
+    fits, OutOfTime if nothing was found for it in time, InputError for an empty range.
     """
     batches = _batches(low, high, global_batch)
-    known: dict[int, Tried] = {}
+    smallest = _plan(facts_of, profile, batches[0], global_batch, options)
+    known = {smallest.micro_batch: smallest}
 
-    def attempt(batch: int) -> Tried:
+    def attempt(batch: int) -> None:
         if batch not in known:
-            known[batch] = _plan(facts_of, profile, batch, global_batch, options)
-        return known[batch]
-
-    known[batches[0]] = first = attempt(batches[0])
-    if not first.answer.feasible:
-        raise _nothing_fits(first)
+            try:
+                known[batch] = _plan(facts_of, profile, batch, global_batch, options)
+            except OutOfTime:  # at the very edge of what fits: not worth more time
+                known[batch] = Tried(batch, (global_batch or batch) // batch, Plan(feasible=False))
 
     def fit(batch: int) -> bool:
         accumulation = (global_batch or batch) // batch
         memory = {name: options[name] for name in ("gpu_memory", "host_memory", "nvme", "optimizer") if name in options}
         return fits(facts_of(batch), profile, accumulation=accumulation, **memory)
 
-    largest = _largest(batches, fit)
-    for batch in _grid([b for b in batches if b <= largest]):
-        attempt(batch)
-    _refine([b for b in batches if b <= largest], known, attempt)
+    fitting = _up_to(_largest(batches, fit), batches) if smallest.answer.feasible else []
+    if (whole := batches[-1]) == global_batch and whole not in fitting and fit(whole):
+        fitting.append(whole)  # a step of one micro-batch sums no gradients up in float32: less host memory
+    if fitting:
+        for batch in _grid(fitting):
+            attempt(batch)
+        _refine(fitting, known, attempt)
     tried = tuple(known[batch] for batch in sorted(known))
     fastest = max(t.tokens_per_s for t in tried)
+    if not fastest:
+        raise _nothing_fits(smallest)
     best = next(t for t in tried if t.tokens_per_s >= fastest * (1 - ALIKE))
     known[best.micro_batch] = best = _beside_rules(best, facts_of, profile, options)
     return BestBatch(best, tuple(known[batch] for batch in sorted(known)))
@@ -123,10 +127,7 @@ def _plan(
     options: dict[str, Any],
 ) -> Tried:
     accumulation = (global_batch or batch) // batch
-    try:
-        answer = plan(facts_of(batch), profile, accumulation=accumulation, baselines=False, **options)
-    except OutOfTime:
-        answer = Plan(feasible=False)  # at the very edge of what fits: not worth more time
+    answer = plan(facts_of(batch), profile, accumulation=accumulation, baselines=False, **options)
     return Tried(batch, accumulation, answer)
 
 
@@ -165,13 +166,17 @@ def _largest(batches: list[int], fit: Callable[[int], bool]) -> int:
     return batches[few]
 
 
+def _up_to(largest: int, batches: list[int]) -> list[int]:
+    return [batch for batch in batches if batch <= largest]
+
+
 def _grid(batches: list[int]) -> list[int]:
     ratio = batches[-1] / batches[0]
     wanted = [batches[0] * ratio ** (k / (GRID - 1)) for k in range(GRID)]
     return sorted({min(batches, key=lambda b, w=w: abs(b - w)) for w in wanted})  # type: ignore[misc]
 
 
-def _refine(batches: list[int], known: dict[int, Tried], attempt: Callable[[int], Tried]) -> None:
+def _refine(batches: list[int], known: dict[int, Tried], attempt: Callable[[int], None]) -> None:
     """Try the middles beside the best until it is better than both."""
     for _ in range(3):
         tried = sorted(batch for batch in known if batch in batches)

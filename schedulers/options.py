@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..jobs.model_facts import ModelFacts
-from ..jobs.units import format_bytes
+from ..jobs.units import format_bytes, format_needed
 from .demand import Demand, demand
 from .hardware import HardwareProfile
 from .placement.question import Option
@@ -75,7 +75,7 @@ def option(asked: Demand, *, kind: str, work_tokens: float, startup_s: float = 0
 def limit_words(answer: Plan) -> str:
     """Why a plan does not fit, for a person: ``needs 112GiB of host memory, has 96GiB``."""
     short = [
-        f"needs {format_bytes(reason.needed_bytes)} of {_RESOURCES.get(reason.resource, reason.resource)}, "
+        f"needs {format_needed(reason.needed_bytes)} of {_RESOURCES.get(reason.resource, reason.resource)}, "
         f"has {format_bytes(reason.available_bytes)}"
         for reason in answer.reasons
     ]

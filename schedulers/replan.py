@@ -1,8 +1,8 @@
-"""When a running job's measured rates have drifted from its profile: what a new plan would gain.
+"""What a running job measured: how far off its prediction was, and what a new plan would gain where rates drifted.
 
-A training loop reports what it measured in a step, `Measured.of` turns that into rates, and `replan` answers. The loop
-switches at the end of a step, where no operation is in flight: weights, states and gradients are the host's, and no
-policy says otherwise, so nothing is lost.
+A training loop records a few steps, `Measured.of` turns them into rates, `Calibration` says how far off the profile was
+and is when it is fitted to them, and `replan` plans on the fitted one. The loop switches at the end of a step, where no
+operation is in flight: weights, states and gradients are the host's, and no policy says otherwise, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Final
 
 from ..jobs.errors import DoesNotFit
@@ -38,15 +39,19 @@ class Measured:
 
     @classmethod
     def of(cls, timelines: Sequence[Timeline], policy: Policy, facts: ModelFacts, profile: HardwareProfile) -> Measured:
-        """Compare the work of each stream in measured steps of ``policy`` with what the profile promises."""
+        """Compare the work of each stream in measured steps of ``policy`` with what the profile promises for it.
+
+        An operation that was not recorded does not count: an update may have run before its step began.
+        """
         program = lower(policy, facts)
+        promised = dict(zip(program.index, program_seconds(program, facts, profile), strict=True))
         promised_s: dict[str, float] = defaultdict(float)
-        for op, seconds in zip(program.ops, program_seconds(program, facts, profile), strict=True):
-            promised_s[op.stream] += seconds * len(timelines)
         taken_s: dict[str, float] = defaultdict(float)
         for timeline in timelines:
-            for stream, seconds in timeline.busy_s().items():
-                taken_s[stream] += seconds
+            for span in timeline.spans:
+                if span.op in promised:
+                    promised_s[span.stream] += promised[span.op]
+                    taken_s[span.stream] += span.end_s - span.start_s
         streams = (stream for stream, second in promised_s.items() if second > 0 and taken_s[stream] > 0)
         speeds = {stream: promised_s[stream] / taken_s[stream] for stream in streams}
         return cls(speeds, computed(timelines, program, facts, profile))
@@ -55,28 +60,60 @@ class Measured:
         """The streams that are further from the profile than a share."""
         return {stream: speed for stream, speed in self.speeds.items() if abs(speed - 1) > beyond}
 
-    def profile(self, planned: HardwareProfile, *, beyond: float = DRIFT) -> HardwareProfile:
-        """The profile with the rates that were measured, for the streams that are off by more than ``beyond``."""
-        drifted = self.drifted(beyond)
-        changes: dict[str, Any] = {
-            rate: getattr(planned, rate) * drifted[stream] for stream, rate in LINK_RATES.items() if stream in drifted
-        }
-        if "cpu" in drifted:
-            changes["update_parameters_s"] = planned.update_parameters_s * drifted["cpu"]
-            changes["host_bytes_s"] = planned.host_bytes_s * drifted["cpu"]
-        if "compute" in drifted:
-            speed = drifted["compute"]
-            changes |= planned.faster(speed)
-            changes["operation_overhead_s"] = planned.operation_overhead_s / speed
-        return planned.model_copy(update=changes)
-
     def calibrated(self, planned: HardwareProfile) -> HardwareProfile:
         """The profile with all that was measured: the rate of every stream, and what compute takes in detail.
 
         Steps of a policy with layers that keep nothing, products, and everything say the most.
         """
-        rates = self.profile(planned, beyond=0.0)
+        speeds = self.speeds
+        changes: dict[str, Any] = {
+            rate: getattr(planned, rate) * speeds[stream] for stream, rate in LINK_RATES.items() if stream in speeds
+        }
+        if "cpu" in speeds:
+            changes["update_parameters_s"] = planned.update_parameters_s * speeds["cpu"]
+            changes["host_bytes_s"] = planned.host_bytes_s * speeds["cpu"]
+        if "compute" in speeds and self.compute is None:
+            changes |= planned.faster(speeds["compute"])
+            changes["operation_overhead_s"] = planned.operation_overhead_s / speeds["compute"]
+        rates = planned.model_copy(update=changes)
         return rates if self.compute is None else self.compute.of(rates, planned)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How long measured steps took, and what is predicted of them before and after the profile is fitted to them."""
+
+    steps: int
+    measured_s: float
+    """Their median."""
+    predicted_s: float
+    """What was predicted when the policy was planned."""
+    calibrated_s: float
+    """What is predicted by the profile that was fitted to them."""
+
+    @classmethod
+    def of(
+        cls, timelines: Sequence[Timeline], policy: Policy, facts: ModelFacts, calibrated: HardwareProfile
+    ) -> Calibration | None:
+        """That of measured steps of ``policy``; None for a policy of which nothing was predicted."""
+        if policy.predicted is None:
+            return None
+        measured_s = median(timeline.step_s for timeline in timelines)
+        return cls(len(timelines), measured_s, policy.predicted.step_s, simulate(policy, facts, calibrated).step_s)
+
+    @property
+    def words(self) -> str:
+        """How far off the prediction was and is."""
+        before, after = (_off(self.measured_s, expected) for expected in (self.predicted_s, self.calibrated_s))
+        return (
+            f"a step takes {self.measured_s:.4g} s, {before} than was predicted, and {after} than is predicted by the "
+            f"rates of {self.steps} measured steps"
+        )
+
+
+def _off(measured_s: float, expected_s: float) -> str:
+    share = measured_s / expected_s - 1
+    return f"{abs(share):.1%} {'less' if share < 0 else 'more'}"
 
 
 @dataclass(frozen=True)
@@ -107,7 +144,7 @@ def replan(
     drifted = measured.drifted()
     if not drifted:
         return None
-    now = measured.profile(profile)
+    now = measured.calibrated(profile)
     old_s = simulate(policy, facts, now).step_s
     seen = ", ".join(f"{stream} at {speed:.2f} of its planned rate" for stream, speed in sorted(drifted.items()))
     try:

@@ -19,6 +19,7 @@ STREAM_WORDS = {
     "nvme_read": "NVMe read",
     "nvme_write": "NVMe write",
     "cpu": "CPU",
+    "host": "host memory",
 }
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

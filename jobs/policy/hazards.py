@@ -88,8 +88,9 @@ def hazards(program: Program, used: tuple[Access, ...]) -> Iterator[Hazard]:
             writer[place] = op.id
 
 
-_FROM_BEFORE = ("master ", "gradient of ", "state of ")
-"""Places that hold something when a step begins: weights, optimizer state, the gradients of the step before."""
+_FROM_BEFORE = ("master ", "gradient of ", "state of ", "input 0@")
+"""Places that hold something when a step begins: weights, optimizer state, the gradients of the step before, and what
+the first unit is given, which matters where that is a layer."""
 _TO_AND_FRO = ("offload", "reload", "spill", "fetch")
 """Kinds after which backward finds a boundary elsewhere than forward left it; the first may be another program's."""
 
@@ -140,7 +141,7 @@ class _Places:
             return Access((f"device gradient {key}",), (f"device gradient {key}",))  # scaled in place
         again = " again" if (op.unit, op.micro) in self._swapped else ""
         kept = (f"kept{again} {key}",) if op.internals != "none" else ()
-        source = (self._input(op),) if op.unit else ()
+        source = (self._input(op),) if op.unit or (op.unit, op.micro) in self._away else ()
         return Access((self._weights(op), *source, *kept), (f"device gradient {key}",))
 
     def _input(self, op: Op) -> str:

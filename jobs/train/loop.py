@@ -71,7 +71,7 @@ class Loop:
         self._system = SystemMetrics(setup.directory.path)
         self.evaluation = Evaluation(setup, streamed)
         predicted = setup.policy.predicted
-        self._tracing = Tracing(streamed, setup.directory.timeline)
+        self._tracing = Tracing(streamed, setup.directory)
         self.pace = Pace(predicted.step_s if predicted else None)
         self._saved: tuple[int, int] = (0, 0)
         """Step of the last save, and evaluations until then."""
@@ -121,6 +121,7 @@ class Loop:
         policy = switch_if_told(self.streamed, self.setup.directory)
         if policy is not None:
             self.setup.policy = policy
+            self._tracing.forget()
             self.pace = Pace(policy.predicted.step_s if policy.predicted else None)
 
     def report(self, metrics: Mapping[str, float]) -> None:

@@ -28,4 +28,5 @@ class Result(Frozen):
     """Step with the lowest evaluation loss, of which a checkpoint is kept; None without evaluation rows."""
     best_eval_loss: float | None = None
     notes: tuple[str, ...] = ()
-    """What a person should know of how this run went on: another batch, another policy."""
+    """What a person should know of it: rows longer than the model is for, and another batch or policy than before a
+    checkpoint."""

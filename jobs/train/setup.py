@@ -51,7 +51,7 @@ class Setup:
     base: str | None = None
     """Digest of the frozen weights that checkpoints do not hold; None where they hold all weights."""
     notes: list[str] = field(default_factory=list)
-    """What is different from before the checkpoint, in words."""
+    """What is odd about the model at this shape, and what is different from before the checkpoint, in words."""
 
     @property
     def batch(self) -> int:
@@ -114,7 +114,7 @@ def set_up(spec: JobSpec, policy: Policy | None, directory: RunDirectory, on_poi
     facts, policy = _policy(spec, model, data, policy)
     setup = Setup(spec, directory, store, checkpoint, model, tokenizer, data, facts, policy, objective, base)
     _check_pairs(setup)
-    setup.notes = _changes(setup)
+    setup.notes = [*facts.notes, *_changes(setup)]
     for note in setup.notes:
         log.warning(note)
     write_atomically(directory.policy, policy.to_json())

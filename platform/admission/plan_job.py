@@ -11,7 +11,7 @@ from ...jobs.errors import DoesNotFit, OutOfTime
 from ...jobs.frozen import digest
 from ...jobs.model_facts import ModelFacts
 from ...jobs.spec import JobSpec
-from ...jobs.units import format_bytes
+from ...jobs.units import format_bytes, format_needed
 from ...schedulers.best_batch import Tried, best_batch
 from ...schedulers.demand import demand
 from ...schedulers.hardware import Budgets, HardwareProfile
@@ -107,7 +107,7 @@ class JobPlans:
         gpus = self.order.gpus.get(kind, 1)
         if gpus > 1:
             part = profile.model_copy(update={"host_memory_bytes": profile.host_memory_bytes // gpus})
-            with contextlib.suppress(DoesNotFit):
+            with contextlib.suppress(DoesNotFit, OutOfTime):
                 return self.best_on(part, batch)
         return self.best_on(profile, batch)
 
@@ -169,9 +169,10 @@ class JobPlans:
         )
 
     def notes(self) -> list[str]:
-        """What the person should know about the rows."""
+        """What the person should know about the rows, and about the model at their length."""
         refused = self.rows.refused
-        return [f"{refused} rows cannot be used: lazytrain data check says why"] if refused else []
+        about_rows = [f"{refused} rows cannot be used: lazytrain data check says why"] if refused else []
+        return [*about_rows, *dict.fromkeys(note for facts in self._known.values() for note in facts.notes)]
 
 
 def _rows_of_a_step(found: Mapping[str, Tried]) -> int | None:
@@ -192,7 +193,7 @@ def _limit_words(error: DoesNotFit | OutOfTime) -> str:
     if isinstance(error, OutOfTime):
         return "no plan was found in the time allowed (plan.solve_seconds)"
     short = [
-        f"needs {format_bytes(reason['needed_bytes'])} of {str(reason['resource']).replace('_', ' ')}, "
+        f"needs {format_needed(reason['needed_bytes'])} of {str(reason['resource']).replace('_', ' ')}, "
         f"has {format_bytes(reason['available_bytes'])}"
         for reason in error.reasons
     ]

@@ -101,4 +101,5 @@ def _answer(found: Admission) -> PlanAnswer:
         ways=ways,
         limits=found.limits,
         reasons=list(found.reasons),
+        notes=list(found.notes),
     )

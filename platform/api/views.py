@@ -37,10 +37,15 @@ def job_view(job: Job, *, spec: bool = False, mlflow_pages: str = "") -> schemas
     fields["outcome"] = finite(dict(job.outcome))
     if spec:
         fields["spec"] = dict(job.spec)
+        fields["calibration"] = _calibration(JobFiles(job.run_dir))
         fields["mlflow_run"] = run = _mlflow_run(JobFiles(job.run_dir))
         fields["mlflow_url"] = f"{mlflow_pages.rstrip('/')}/#/runs/{run}" if run and mlflow_pages else None
     # A list of jobs that have ended is not worth a file for each of them.
     return schemas.JobView(**fields, progress=progress_of(job) if spec or not job.state.final else None)
+
+
+def _calibration(files: JobFiles) -> schemas.Calibration | None:
+    return read_record(schemas.Calibration, files.calibration) if inside(files.calibration, files.path) else None
 
 
 def _mlflow_run(files: JobFiles) -> str | None:

@@ -169,3 +169,5 @@ def draw(console: Console, answer: Plan, facts: ModelFacts, profile: HardwarePro
     console.print(solver_line(answer))
     console.print(prediction_table({"this plan": answer.predicted, **answer.baselines}))
     console.print(memory_table(answer.policy, facts, answer.predicted))
+    for note in answer.notes:
+        console.print(f"[yellow]{note}[/yellow]")

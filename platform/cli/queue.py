@@ -157,7 +157,7 @@ def _draw_run(console: Console, client: Client, job: JobView, times: StepTimes) 
     from . import charts
 
     console.print(charts.series_table(facts.run_series(client, {job.id: job.name}, facts.METRICS)))
-    console.print(times.words)
+    console.print(times.words if job.calibration is None else escape(job.calibration.sentence))
     policy = facts.job_map(client, job.id)
     if policy is not None:
         console.print(charts.map_text(policy))

@@ -1,11 +1,13 @@
 """Another policy for a run of ``lazytrain train`` whose machine is not as fast as planned, as jobs of a service get it.
 
-The run traces a step once in a while. Each trace is looked at in a planning process of its own, which ends with its
-answer; what it answers with is left where the run takes it up between two steps.
+The run records a few steps once in a while. Each time they are looked at in a planning process of its own, which ends
+with its answer: how far off the prediction was, and maybe a policy, which is left where the run takes it up between two
+steps.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -29,11 +31,12 @@ class Replanning:
         start_planner: Callable[[], Planner],
         say: Callable[[str], None],
     ) -> None:
-        """``known`` is what `plan_for_drift` has to know beside policy and timeline; ``say`` tells the person."""
+        """``known`` is what `plan_for_drift` has to know beside policy and steps; ``say`` tells the person."""
         self._directory, self._known, self._start_planner, self._say = directory, known, start_planner, say
         self._planner: Planner | None = None
-        self._seen = self._traced_at()
+        self._seen = self._recorded_at()
         self._step_s = 0.0
+        self._calibrated = False
 
     def hear(self, record: Mapping[str, float]) -> None:
         """A report of the training loop."""
@@ -43,13 +46,13 @@ class Replanning:
                 self.close()
                 self._take_up(answer)
             return
-        traced = self._traced_at()
-        if traced == self._seen or ends_soon(record["total_steps"] - record["step"], self._step_s):
+        recorded = self._recorded_at()
+        if recorded == self._seen or ends_soon(record["total_steps"] - record["step"], self._step_s):
             return
-        self._seen = traced
+        self._seen = recorded
         self._planner = self._start_planner()
         policy = Policy.load(self._directory.policy).model_dump(mode="json", by_alias=True)
-        values = {**self._known, "policy": policy, "timeline": str(self._directory.timeline)}
+        values = {**self._known, "policy": policy, "steps": str(self._directory.steps)}
         self._planner.submit(Question(job=_NAME, kind="drift", values=values))
 
     def close(self) -> None:
@@ -63,6 +66,8 @@ class Replanning:
             if isinstance(answer, LazytrainError):
                 log.warning("the run is not planned for what it measured: %s", answer)
             return
+        if calibration := answer.values["calibration"]:
+            self._keep(calibration)
         if words := answer.values["words"]:
             log.info("planned again: %s", words)
             self._say(words)
@@ -70,8 +75,16 @@ class Replanning:
             policy = Policy.model_validate(answer.values["policy"])
             write_atomically(self._directory.next_policy, policy.to_json())
 
-    def _traced_at(self) -> float | None:
+    def _keep(self, calibration: Mapping[str, Any]) -> None:
+        """Beside the run; the first one is told, for those that follow are much like it."""
+        write_atomically(self._directory.calibration, json.dumps(calibration, allow_nan=False))
+        log.info("calibrated: %s", calibration["sentence"])
+        if not self._calibrated:
+            self._say(calibration["sentence"])
+        self._calibrated = True
+
+    def _recorded_at(self) -> float | None:
         try:
-            return self._directory.timeline.stat().st_mtime
+            return self._directory.steps.stat().st_mtime
         except OSError:
             return None

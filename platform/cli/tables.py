@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from ...jobs.units import format_bytes
+from ...jobs.units import format_bytes, format_needed
 
 if TYPE_CHECKING:
     from ...jobs.model_facts import ModelFacts
@@ -80,8 +80,10 @@ def reasons_table(reasons: Iterable[Reason]) -> Table:
     for name in ("resource", "needed", "available", "short by", "what helps"):
         table.add_column(name)
     for reason in reasons:
-        sizes = (reason.needed_bytes, reason.available_bytes, reason.shortfall_bytes)
-        table.add_row(reason.resource.replace("_", " "), *map(format_bytes, sizes), reason.hint)
+        sizes = format_needed(reason.needed_bytes), format_bytes(reason.available_bytes)
+        table.add_row(
+            reason.resource.replace("_", " "), *sizes, format_needed(reason.shortfall_bytes), reason.hint
+        )
     return table
 
 

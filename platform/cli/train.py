@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ...jobs.policy import Policy
     from ...jobs.spec import JobSpec
     from ...jobs.train import Result
+    from ..schemas import Calibration
     from .job import Job
     from .replanning import Replanning
 
@@ -40,13 +41,18 @@ def command(
     """
     with Output.opened(as_json) as output:
         from ...jobs.policy import Policy
+        from ...jobs.run_directory import RunDirectory
         from ...jobs.spec import load_spec
+        from ..artifacts import read_record
+        from ..schemas import Calibration
 
         job = load_spec(spec, settings or ())
         given = Policy.load(policy) if policy is not None else None
         with output.progress() as bars, stop_on_signal() as request:
             result = _train(job, given, device, bars, request.requested)
-        output.result(result.model_dump(mode="json"), lambda console: _draw(console, result))
+        calibration = read_record(Calibration, RunDirectory(Path(result.run_dir)).calibration)
+        told = {"calibration": calibration.model_dump(mode="json") if calibration is not None else None}
+        output.result({**result.model_dump(mode="json"), **told}, lambda console: _draw(console, result, calibration))
         if request.requested():
             raise typer.Exit(128 + request.number)
 
@@ -113,7 +119,7 @@ def _earlier_policy(spec: JobSpec) -> Policy | None:
     return Policy.load(path) if resumes and path.exists() else None
 
 
-def _draw(console: Console, result: Result) -> None:
+def _draw(console: Console, result: Result, calibration: Calibration | None) -> None:
     from ...jobs.policy import Policy
 
     policy = Policy.load(Path(result.run_dir) / "policy.json")  # the last one, if there were several
@@ -132,6 +138,8 @@ def _draw(console: Console, result: Result) -> None:
     table.add_row("peak device memory", format_bytes(result.peak_gpu_bytes))
     table.add_row("host memory", format_bytes(result.host_bytes))
     console.print(table)
+    if calibration is not None:
+        console.print(calibration.sentence)
     for note in result.notes:
         console.print(note)
     console.print(f"everything is in {result.run_dir}", soft_wrap=True)

@@ -174,7 +174,7 @@ def _take_in(desk: Desk, job: Job, found: Admission | LazytrainError) -> None:
     desk.store.jobs.finish_stage(job, "batch", {"batch": found.batch, "steps": found.steps}, now, desk.lease)
     desk.write_plan(job, found)
     if job.reason == "admission":
-        desk.tell(job, "planned", "is planned and waits for its turn")
+        desk.tell(job, "planned", "; ".join(["is planned and waits for its turn", *found.notes]))
 
 
 def _put_off(desk: Desk, job: Job, reason: str, error: LazytrainError) -> None:

@@ -8,17 +8,17 @@ from typing import Any
 from ...jobs.errors import LazytrainError
 from .. import admission
 from ..admission import Admission, Answer, Beside, Question, Way
-from ..artifacts import JobFiles
+from ..artifacts import JobFiles, write_json
 from ..cluster.runs import Look
 from ..store import Job
 from .desk import Desk
-from .drifts import PREFIX
+from .drifts import CALIBRATED, PREFIX
 
 log = logging.getLogger(__name__)
 
 
 def adapt(desk: Desk, job: Job, claim: str, look: Look) -> None:
-    """Ask planning about each step that the run has traced; give the run the policy that it answers with."""
+    """Ask planning about the steps that the run records once in a while; give it the policy that comes of it."""
     drifts = desk.notes.drifts
     answer = drifts.answers.pop(claim, None)
     if answer is not None:
@@ -40,9 +40,9 @@ def ends_soon(look: Look) -> bool:
 
 
 def _traced_at(desk: Desk, job: Job) -> float | None:
-    """When this run traced a step last; None before it did."""
+    """When this run recorded steps last; None before it did."""
     try:
-        at = JobFiles(job.run_dir).timeline.stat().st_mtime
+        at = JobFiles(job.run_dir).steps.stat().st_mtime
     except OSError:
         return None
     return at if at > (job.started_at or desk.clock()) else None
@@ -60,7 +60,7 @@ def values_of(desk: Desk, job: Job, claim: str) -> dict[str, Any] | None:
         "policy": way.policy,
         "profile": dict(node.profile),
         "gpu_bytes": way.device.get("memory_bytes") or (way.policy.get("predicted") or {}).get("peak_gpu_bytes"),
-        "timeline": str(JobFiles(job.run_dir).timeline),
+        "steps": str(JobFiles(job.run_dir).steps),
     }
 
 
@@ -70,6 +70,7 @@ def _take_up(desk: Desk, job: Job, claim: str, answer: Answer | LazytrainError) 
         log.warning("job %s is not planned for what it measured: %s", job.id, answer)
         return
     values = answer.values
+    job = _calibrated(desk, job, values.get("calibration"))
     policy, words = values["policy"], values["words"]
     if words:
         log.info("job %s: %s", job.id, words)
@@ -80,6 +81,19 @@ def _take_up(desk: Desk, job: Job, claim: str, answer: Answer | LazytrainError) 
     desk.write_plan(job, _with_policy(plan, kind, claim, policy, asks, for_company="option" in values))
     desk.runner.switch(claim, JobFiles(job.run_dir).path, policy)
     desk.tell(job, "replanned", f"trains on {job.node} by a new plan; {words}")
+
+
+def _calibrated(desk: Desk, job: Job, calibration: dict[str, Any] | None) -> Job:
+    """Keep beside the run how far off its prediction was and is; the first time it is an event, too."""
+    if calibration is None:
+        return job
+    path = JobFiles(job.run_dir).calibration
+    first = not path.exists()
+    try:
+        write_json(path, calibration)
+    except OSError as error:  # a full disk must not keep the run from a better policy
+        log.warning("job %s: %s was not written: %s", job.id, path.name, error)
+    return desk.tell(job, CALIBRATED, f"trains on {job.node}; {calibration['sentence']}") if first else job
 
 
 def _with_policy(

@@ -11,6 +11,8 @@ from ..admission import Answer, Found
 
 PREFIX: Final = "drift-"
 """How the names of these questions begin: no job's does."""
+CALIBRATED: Final = "calibrated"
+"""Reason of a job when it is first known how far off its prediction was; it soon goes back to running."""
 
 
 @dataclass
@@ -18,7 +20,7 @@ class Drifts:
     """Notes of one controller."""
 
     seen: dict[str, float] = field(default_factory=dict)
-    """By claim, when the step was traced that was asked about last."""
+    """By claim, when the steps were recorded that were asked about last."""
     asked: set[str] = field(default_factory=set)
     """Claims about which planning has not answered yet: one question at a time for each."""
     answers: dict[str, Answer | LazytrainError] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from ..cluster.runs import Look, Outcome, Phase
 from ..store import Job
 from .desk import ON_NODES, Desk
 from .drift import adapt
+from .drifts import CALIBRATED
 from .endings import fail, lost, requeue, settle
 from .failures import Failure
 from .leaving import kill, make_it_leave
@@ -85,7 +86,7 @@ def _alive(desk: Desk, job: Job, claim: str, look: Look) -> None:
 def _tell_what_it_does(desk: Desk, job: Job, look: Look) -> Job:
     if look.doing:
         return desk.tell(job, _SEARCHING, f"measures batches on {job.node} before it trains: {look.doing}")
-    return desk.tell(job, "running", f"trains on {job.node}") if job.reason == _SEARCHING else job
+    return desk.tell(job, "running", f"trains on {job.node}") if job.reason in (_SEARCHING, CALIBRATED) else job
 
 
 def _expect_beats(desk: Desk, job: Job, claim: str, look: Look) -> None:

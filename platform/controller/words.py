@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...jobs.units import format_bytes
+from ...jobs.units import format_bytes, format_needed
 from ..cluster.runs import Outcome
 from .failures import Failure, Verdict
 
@@ -58,7 +58,7 @@ def rejection_sentence(reasons: Sequence[Mapping[str, Any]], limits: Mapping[str
     where = "; ".join(f"{kind} {words}" for kind, words in limits.items())
     hints = [str(reason["hint"]) for reason in reasons if reason.get("hint")]
     short = where or ", ".join(
-        f"{r['resource']} needs {format_bytes(r['needed_bytes'])}, has {format_bytes(r['available_bytes'])}"
+        f"{r['resource']} needs {format_needed(r['needed_bytes'])}, has {format_bytes(r['available_bytes'])}"
         for r in reasons
     )
     return f"no plan fits on any node: {short or 'no node may run it'}" + (f"; {hints[0]}" if hints else "")

@@ -49,7 +49,7 @@ def probe_disk(
     pages before the file is read back. Nothing is raised: a directory that does not work is a tier with a reason.
     """
     directory = Path(path)
-    kind = (filesystem or filesystem_of)(directory.resolve())
+    kind = (filesystem or filesystem_of)(Path(os.path.realpath(directory)))  # unlike resolve(), never raises
     if kind in _RAM_BACKED:
         return DiskTier(directory, False, "refused (RAM-backed)")
     try:

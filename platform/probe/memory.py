@@ -8,6 +8,8 @@ from pathlib import Path
 
 _NO_LIMIT = 1 << 60
 """Control groups of version 1 write a number near 2**63 for "no limit"."""
+_LIMITS = ("memory.max", "memory.high")
+"""Beyond the first a process is killed; beyond the second it is held up at every page that it asks for."""
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 """Page cache and the like: counted as used by the kernel, given back when somebody asks."""
 
@@ -52,10 +54,10 @@ def _version_2(root: Path) -> Iterator[HostMemory]:
     if not (mount / "cgroup.controllers").exists():
         return
     for group in _groups(mount, _path_of(root, "")):
-        limit = _number(group / "memory.max")
+        limits = [limit for limit in (_number(group / name) for name in _LIMITS) if limit is not None]
         used = _number(group / "memory.current")
-        if limit is not None and used is not None:
-            yield HostMemory(limit, max(0, used - _reclaimable(group, "")), "cgroup v2")
+        if limits and used is not None:
+            yield HostMemory(min(limits), max(0, used - _reclaimable(group, "")), "cgroup v2")
 
 
 def _version_1(root: Path) -> Iterator[HostMemory]:

@@ -22,7 +22,8 @@ TICKS = 8
 KINDS = {
     "forward": "forward", "backward": "backward", "forward again": "recompute", "loss": "loss",
     "weights": "load", "boundaries and internals": "offload reload swap_out swap_in",
-    "gradients": "gradient accumulate norm", "NVMe": "write read spill fetch write_state read_state",
+    "gradients": "gradient accumulate norm", "NVMe": "write read spill fetch write_state read_state "
+    "write_gradient read_gradient",
     "update": "update clip",
 }  # fmt: skip
 

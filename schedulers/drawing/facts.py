@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from ...jobs.policy import Policy
 from ...jobs.timeline import STREAMS, Timeline
@@ -24,7 +24,9 @@ LANE_WORDS = {
     "nvme_read": "NVMe read",
     "nvme_write": "NVMe write",
     "cpu": "CPU",
+    "host": "host memory",
 }
+"""All streams, and what they share."""
 _SHORTEST_WAIT = 1e-4
 """Gaps of compute below this share of the step are no waiting: one operation ends and the next begins."""
 
@@ -88,9 +90,13 @@ class TimelinePlot:
     step_s: float
     lanes: tuple[Lane, ...]
     exposed: tuple[ExposedSpan, ...] = ()
+    waits_s: Mapping[str, float] = field(default_factory=dict)
+    """Exposed seconds of each stream as the timeline has them, which knows what each operation waited for."""
 
     def exposed_s(self) -> dict[str, float]:
-        """Exposed seconds of each stream."""
+        """Exposed seconds of each stream; those of the gaps where the timeline does not say."""
+        if self.waits_s:
+            return {stream: seconds for stream, seconds in self.waits_s.items() if seconds > 0}
         found: dict[str, float] = {}
         for span in self.exposed:
             found[span.stream] = found.get(span.stream, 0.0) + span.end_s - span.start_s
@@ -120,7 +126,9 @@ def timeline_plot(timeline: Timeline) -> TimelinePlot:
         if spans:
             busy = sum(span.end_s - span.start_s for span in spans) / timeline.step_s if timeline.step_s else 0.0
             lanes.append(Lane(stream, LANE_WORDS[stream], busy, spans))
-    return TimelinePlot(timeline.step_s, tuple(lanes), tuple(_exposed(timeline)))
+    by_stream = timeline.exposed_s.keys() <= LANE_WORDS.keys()  # a run's record has both ways of NVMe as one
+    waits_s = timeline.exposed_s if by_stream else {}
+    return TimelinePlot(timeline.step_s, tuple(lanes), tuple(_exposed(timeline)), waits_s)
 
 
 def _exposed(timeline: Timeline) -> Iterator[ExposedSpan]:

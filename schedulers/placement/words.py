@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 
-from ...jobs.units import format_bytes
+from ...jobs.units import format_bytes, format_needed
 from .decisions import WaitCode
 from .forecast import Expected
 from .ledger import Ledger
@@ -135,7 +135,7 @@ def _memory(table: Table, ledger: Ledger, option: Option, expected: Expected | N
     when = f"; room is expected {about(table.question, expected.start_s)}" if expected else ""
     return code, (
         f"{a(ledger.node.kind)} of {ledger.node.name} is free, but {_list(beside)} leave {format_bytes(max(0, left))} "
-        f"of its {what} and this job needs {format_bytes(need)}{when}"
+        f"of its {what} and this job needs {format_needed(need)}{when}"
     )
 
 
@@ -191,7 +191,7 @@ def _short(ledger: Ledger, option: Option) -> str:
         need, has, what = option.host_bytes, node.host_bytes, "host memory"
     else:
         need, has, what = option.nvme_bytes, node.nvme_bytes, "NVMe"
-    return f"on {a(node.kind)} it needs {format_bytes(need)} of {what}, {node.name} has {format_bytes(has)}"
+    return f"on {a(node.kind)} it needs {format_needed(need)} of {what}, {node.name} has {format_bytes(has)}"
 
 
 def _closed(ledger: Ledger) -> str:

@@ -62,6 +62,8 @@ class Plan(Frozen):
     """What would make it fit, the cheapest first: settings before hardware."""
     baselines: dict[str, Predicted] = Field(default_factory=dict)
     """What the fixed rules that fit would take."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of the model at this shape."""
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as ``lazytrain plan --json`` prints it."""
@@ -72,4 +74,4 @@ class Plan(Frozen):
                 "changes": [change.model_dump(mode="json") for change in self.changes],
             }
         dumped = self.model_dump(mode="json", by_alias=True)
-        return {key: dumped[key] for key in ("feasible", "solver", "policy", "predicted", "baselines")}
+        return {key: dumped[key] for key in ("feasible", "solver", "policy", "predicted", "baselines", "notes")}

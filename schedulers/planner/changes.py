@@ -8,7 +8,7 @@ from typing import Literal
 
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Policy
-from ...jobs.units import format_bytes
+from ...jobs.units import format_bytes, format_needed, parse_bytes
 from ..simulator import predict
 from .answer import Change, Reason
 from .first import first_best
@@ -75,7 +75,7 @@ def _state_on_nvme(question: Question) -> Iterator[Change]:
         return
     predicted = predict(policy, facts, question.profile)
     words = (
-        f"{format_bytes(predicted.nvme_bytes)} on NVMe, for the optimizer state of {parking.states} and the gradients "
+        f"{format_needed(predicted.nvme_bytes)} on NVMe, for the optimizer state of {parking.states} and the gradients "
         f"of {parking.gradients} of {len(policy.layers)} layers"
     )
     yield Change(what="nvme", words=words, step_s=predicted.step_s, tokens_per_s=predicted.tokens_per_s)
@@ -88,11 +88,11 @@ def _more_memory(question: Question, reasons: Sequence[Reason]) -> Iterator[Chan
 
 
 def _with_more(question: Question, reasons: Sequence[Reason], what: Words) -> Iterator[Change]:
-    budgets = {TIERS[reason.resource]: reason.needed_bytes for reason in reasons}
+    in_all = {reason: format_needed(reason.needed_bytes) for reason in reasons}
+    budgets = {TIERS[reason.resource]: parse_bytes(size) for reason, size in in_all.items()}  # what people will give
     words = " and ".join(
-        f"{format_bytes(reason.shortfall_bytes)} more {reason.resource.replace('_', ' ')} "
-        f"({format_bytes(reason.needed_bytes)} in all)"
-        for reason in reasons
+        f"{format_needed(reason.shortfall_bytes)} more {reason.resource.replace('_', ' ')} ({size} in all)"
+        for reason, size in in_all.items()
     )
     change = _verified(question.with_budgets(**budgets), what, words) if reasons else None
     if change:

@@ -257,6 +257,7 @@ def _complete(question: Question, policy: Policy, solver: Solver) -> Plan:
         policy=policy.model_copy(update=complete),
         predicted=predicted,
         solver=solver,
+        notes=question.facts.notes,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ...jobs.policy import Policy, lower
-from ...jobs.units import format_bytes
+from ...jobs.units import format_bytes, format_needed
 from ..baselines import shortage
 from ..costs import staging_bytes
 from .paper import Tier, least_bytes
@@ -78,7 +78,7 @@ def _plenty(question: Question) -> int:
 
 def _reason(question: Question, tier: Tier, needed: int, others: str) -> dict[str, Any]:
     available = question.budget(tier)
-    more = format_bytes(needed - available)
+    more = format_needed(needed - available)
     hints = {
         "gpu": f"give the plan {more} more GPU memory, or use a smaller batch or shorter rows",
         "host": f"give the job {more} more host memory; the model's state alone takes "

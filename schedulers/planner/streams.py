@@ -68,7 +68,8 @@ class Streams:
 
     def _add_step(self, before: dict[str, Term] | None = None) -> None:
         """The end of the step, ``before`` whose last micro-batch, if it began again, streams had ended so."""
-        ends = [self.last["cpu"], self.last["nvme_write"], self.last["norm"]]
+        # where the first units are frozen, the step ends with their backward, of which nothing is left to do
+        ends = [self.last[stream] for stream in ("compute", "cpu", "nvme_write", "norm")]
         if before is None:
             self.step = self._end(0.0, *ends)
             return

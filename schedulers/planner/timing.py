@@ -96,7 +96,8 @@ class Timing(Streams):
         i = position - self.staging
         if not 0 <= i < self.layers:
             return []
-        due = [(micro.offloads[i], self.choices.away[i])] if micro.offloads else []
+        made = i or self.first  # what the model is given stays where it is
+        due = [(micro.offloads[i], self.choices.away[i])] if micro.offloads and made else []
         if self.choices.swaps(i):
             due.append((micro.swaps[i], self.choices.swapped(i)))
         return [end if not micro.number else end + chosen - 1 for end, chosen in due]

@@ -14,12 +14,21 @@ LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
     "num_key_value_heads": 2, "num_hidden_layers": 3, "vocab_size": 128,
 }  # fmt: skip
+JETMOE = {
+    "model_type": "jetmoe", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128,
+    "num_key_value_heads": 2, "kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
 FAMILIES = {
     "llama": LLAMA,
     "qwen2": {**LLAMA, "model_type": "qwen2"},
     "qwen3": {**LLAMA, "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
     "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 32, "vocab_size": 128,
              "bos_token_id": 0, "eos_token_id": 0},
+}  # fmt: skip
+
+OPT = {
+    "model_type": "opt", "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 96, "num_attention_heads": 4,
+    "num_hidden_layers": 2, "vocab_size": 128,
 }  # fmt: skip
 
 
@@ -119,6 +128,13 @@ def test_a_large_model_needs_no_memory():
     assert torch.get_default_dtype() == before
 
 
+def test_rows_longer_than_the_model_is_for_are_noted_where_it_runs_at_them():
+    short, enough = (facts_of("llama", max_position_embeddings=positions) for positions in (LENGTH - 1, LENGTH))
+    assert (short.positions, enough.notes) == (LENGTH - 1, ())
+    assert "16 tokens are longer than the 15" in short.notes[0]
+    assert short.digest == enough.digest  # a policy serves both
+
+
 @pytest.mark.parametrize(
     "config, why",
     [
@@ -132,7 +148,9 @@ def test_a_large_model_needs_no_memory():
         ({**LLAMA, "attn_implementation": "flash_attention_9"}, "flash_attention_9"),
         ({**LLAMA, "hidden_act": "swoosh"}, "swoosh"),
         ({"model_type": "t5"}, "T5"),
+        (JETMOE, "by the values of a tensor .aten._local_scalar_dense"),
         ({**FAMILIES["gpt2"], "n_positions": 8}, "8 positions, the rows have 16"),
+        ({**OPT, "max_position_embeddings": LENGTH - 1}, "15 positions, the rows have 16"),  # its table has 2 rows more
     ],
 )
 def test_a_model_that_cannot_be_streamed_is_refused_with_the_reason(config, why):

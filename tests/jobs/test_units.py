@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lazytrain.jobs.errors import InputError
-from lazytrain.jobs.units import format_bytes, parse_bytes, parse_duration
+from lazytrain.jobs.units import format_bytes, format_needed, parse_bytes, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,15 @@ def test_a_bad_amount_says_what_to_write(text):
 
 def test_bytes_read_well():
     assert format_bytes(1536) == "1.5KiB"
+
+
+@pytest.mark.parametrize("text", ["1B", "1023B", "1.5KiB", "12.5GiB", "1000.0TiB", "900.1PiB"])
+def test_what_is_needed_is_rounded_up(text):
+    """One byte more than an amount with one digit takes the next one, and either is enough when it is given."""
+    size = parse_bytes(text)
+    assert format_needed(size) == text == format_bytes(size)
+    assert format_needed(size + 1) != text
+    assert parse_bytes(format_needed(size + 1)) >= size + 1 > parse_bytes(text)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lazytrain.jobs.errors import InputError
-from lazytrain.platform.artifacts import JobFiles, last_lines, read_json, read_log, read_rows, secret_file, write_json
+from lazytrain.platform.artifacts import JobFiles, inside, last_lines, read_json, read_log, read_rows, secret_file, write_json
 
 
 def test_a_directory_belongs_to_the_job_that_claimed_it(tmp_path: Path) -> None:
@@ -20,6 +20,13 @@ def test_a_directory_belongs_to_the_job_that_claimed_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not belong to job j-2"):
         files.claim("j-2")
     assert files.belongs_to("j-1")
+
+
+def test_a_loop_of_links_is_where_it_begins(tmp_path: Path) -> None:
+    (tmp_path / "there").symlink_to("back")
+    (tmp_path / "back").symlink_to("there")
+    assert inside(tmp_path / "there" / "rows.jsonl", tmp_path)
+    assert not inside(tmp_path / "there", tmp_path / "elsewhere")
 
 
 def test_a_directory_with_somebodys_files_is_refused(tmp_path: Path) -> None:

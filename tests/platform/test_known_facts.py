@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -59,6 +60,18 @@ def test_a_broken_file_or_a_home_that_cannot_be_written_costs_a_measurement(tmp_
     nowhere = KnownFacts(tmp_path / "file" / "facts")
     assert nowhere.of(CONFIG, measuring(facts, calls), batch=2, length=16, dtype="bfloat16") == facts
     assert len(calls) == 3
+
+
+def test_a_full_disk_costs_a_measurement_and_leaves_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    facts = facts_of(CONFIG, batch=2, length=16)
+
+    def half(path: Path, text: str, **_: object) -> None:
+        path.write_bytes(text[:100].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    assert KnownFacts(tmp_path).of(CONFIG, lambda: facts, batch=2, length=16, dtype="bfloat16") == facts
+    assert not list(tmp_path.iterdir())
 
 
 def test_planning_again_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from functools import partial
 
 import pytest
 
-from lazytrain.jobs.errors import DoesNotFit, InputError
+from lazytrain.jobs.errors import DoesNotFit, InputError, OutOfTime
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.schedulers.best_batch import best_batch
+from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import HardwareProfile
 
 MIB = 1 << 20
@@ -48,6 +49,29 @@ def test_micro_batches_divide_the_global_batch(make_facts: Make, make_profile: M
     found = best_batch(partial(facts_at, make_facts), profile, high=16, global_batch=12)
     assert {tried.micro_batch for tried in found.tried} <= {1, 2, 3, 4, 6, 12}
     assert all(tried.micro_batch * tried.accumulation == 12 for tried in found.tried)
+
+
+def test_a_host_with_no_room_to_sum_gradients_up_takes_the_batch_whole(
+    make_facts: Make, make_profile: Machine
+) -> None:
+    """Sums of micro-batches are float32: two bytes a parameter more than the gradient of one."""
+    facts = facts_at(make_facts, 1, parameters=4 * MIB)
+    needed = sum(state_bytes(facts).values()) + 12 * MIB
+    assert needed < sum(state_bytes(facts, accumulation=2).values())
+    profile = make_profile(host_memory_bytes=needed)
+    found = best_batch(partial(facts_at, make_facts, parameters=4 * MIB), profile, high=8, global_batch=8)
+    assert (found.best.micro_batch, found.best.accumulation) == (8, 1)
+    with pytest.raises(DoesNotFit):  # no whole batch is within the range
+        best_batch(partial(facts_at, make_facts, parameters=4 * MIB), profile, high=4, global_batch=8)
+
+
+def test_no_time_is_not_no_room(make_facts: Make, make_profile: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_time(*_: object, **__: object) -> None:
+        raise OutOfTime("nothing was found in the time it had")
+
+    monkeypatch.setattr("lazytrain.schedulers.best_batch.plan", out_of_time)
+    with pytest.raises(OutOfTime):
+        best_batch(partial(facts_at, make_facts), make_profile(), high=4)
 
 
 def test_nothing_fits_or_nothing_to_search(make_facts: Make, make_profile: Machine) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..artifact import Home
 from .draft import Compute, Draft
-from .leaving import Leaving
+from .leaving import Leaver, Leaving
 from .weights import Loads
 
 NVME_STAGING = 2
@@ -44,9 +44,9 @@ class Boundaries:
     def _place_spill(self, position: int, compute: Compute) -> None:
         """Write a boundary from the GPU to NVMe while the layer that reads it computes."""
         draft, size = self._draft, self._draft.boundary_bytes(compute.unit)
-        after = [draft.computes[position - 1].id]
+        after = draft.freed_by(position - 1)
         spill = draft.transfer(position, "spill", "nvme_write", compute, size, after)
-        self._leaving.begin("spill", position, spill)
+        self._begin("spill", position, compute, spill)
 
     def _place_fetch(self, compute: Compute) -> None:
         """Read a boundary to the GPU, from NVMe, when it would be reloaded from the host."""
@@ -62,11 +62,11 @@ class Boundaries:
     def _place_offload(self, position: int, compute: Compute, home: Home) -> None:
         """Copy a boundary out while the layer that reads it computes; write it on to NVMe if it lives there."""
         draft, size = self._draft, self._draft.boundary_bytes(compute.unit)
-        after = [draft.computes[position - 1].id]
+        after = draft.freed_by(position - 1)
         if home == "nvme" and len(self._staged) >= NVME_STAGING:
             after.append(self._staged[-NVME_STAGING])
         offload = draft.transfer(position, "offload", "d2h", compute, size, after)
-        self._leaving.begin("offload", position, offload)
+        self._begin("offload", position, compute, offload)
         if home == "nvme":
             self._staged_at = position
             self._staged.append(draft.transfer(position, "write", "nvme_write", compute, size, [offload]))
@@ -102,3 +102,8 @@ class Boundaries:
         read = draft.transfer(at, "read", "nvme_read", compute, size, [write, *after])
         self._staged.append(draft.id("reload", compute.unit, compute.micro))
         return read
+
+    def _begin(self, kind: Leaver, position: int, compute: Compute, name: str) -> None:
+        """A copy out begins; compute waits for it, unless the boundary is what the model is given, which stays."""
+        if compute.unit:
+            self._leaving.begin(kind, position, name)

@@ -20,9 +20,9 @@ draw_policy = runpy.run_path(str(Path(__file__).with_name("test_lowering.py")))[
 
 def draw_program(make_facts, seed):
     choose = random.Random(seed)
-    facts = make_facts(
-        choose.randint(1, 8), before=choose.randint(1, 2), after=choose.randint(0, 2), tied=choose.random() < 0.5
-    )
+    before = choose.randint(0, 2)
+    tied = before > 0 and choose.random() < 0.5
+    facts = make_facts(choose.randint(1, 8), before=before, after=choose.randint(0, 2), tied=tied)
     policy = draw_policy(facts, seed, accumulation=choose.randint(1, 3))
     if seed % 2:
         state, gradients = ([i for i in range(len(facts.layers)) if choose.random() < 0.5] for _ in range(2))

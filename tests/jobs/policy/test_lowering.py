@@ -39,9 +39,9 @@ def programs(make_facts):
     cases = []
     for seed in range(200):
         choose = random.Random(seed)
-        facts = make_facts(
-            choose.randint(1, 8), before=choose.randint(1, 2), after=choose.randint(0, 2), tied=choose.random() < 0.5
-        )
+        before = choose.randint(0, 2)
+        tied = before > 0 and choose.random() < 0.5
+        facts = make_facts(choose.randint(1, 8), before=before, after=choose.randint(0, 2), tied=tied)
         policy = draw_policy(facts, seed, accumulation=choose.randint(1, 3))
         cases.append((facts, policy, lower(policy, facts)))
     return cases

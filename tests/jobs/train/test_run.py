@@ -54,6 +54,13 @@ def test_the_saved_model_is_the_trained_one(job):
     assert torch.equal(layer["master"][: 32 * 32].view(32, 32), saved["model.layers.0.self_attn.q_proj.weight"])
 
 
+def test_rows_longer_than_the_model_is_for_are_noted(job):
+    config = job.parent / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 10}))
+    (note,) = train(load_spec(job, ["train.max_steps=1", "evaluate.limit=1"]), device="cpu").notes
+    assert "tokens are longer than the 10 that the model is for" in note
+
+
 def test_devices_and_micro_batches_do_not_change_what_is_learned(job):
     plain = train(load_spec(job, ["output.dir=a"]), device="cpu")
     emulated = train(load_spec(job, ["output.dir=b"]), device=Emulated(memory_bytes=1 << 28, h2d_bytes_s=1e9))

@@ -40,14 +40,14 @@ def ask(tiny_job: Path, tmp_path: Path, facts: ModelFacts, policy: Policy) -> Ca
     """What is answered when the policy runs on ``real``."""
 
     def ask(real: Any) -> dict[str, Any]:
-        timeline = tmp_path / "timeline.json"
-        timeline.write_text(json.dumps(simulate(policy, facts, real).to_dict()))
+        steps = tmp_path / "steps.json"
+        steps.write_text(json.dumps({"steps": [simulate(policy, facts, real).to_dict()] * 3}))
         asked = {
             "spec": load_spec(tiny_job, ("plan.nvme=null", "plan.planner=every_layer")).model_dump(mode="json"),
             "policy": policy.model_dump(mode="json", by_alias=True),
             "profile": PLANNED.model_dump(mode="json"),
             "gpu_bytes": 5 << 20,
-            "timeline": str(timeline),
+            "steps": str(steps),
         }
         return drift.plan_for_drift(asked, Here(tmp_path / "facts"))
 
@@ -55,13 +55,26 @@ def ask(tiny_job: Path, tmp_path: Path, facts: ModelFacts, policy: Policy) -> Ca
 
 
 def test_a_machine_as_planned_needs_no_other_plan(ask: Any) -> None:
-    assert ask(PLANNED) == {"words": "", **NOTHING}
+    found = ask(PLANNED)
+    assert found == {"words": "", "calibration": found["calibration"], **NOTHING}
+    assert found["calibration"]["measured_s"] == pytest.approx(found["calibration"]["predicted_s"])
 
 
 def test_a_drift_that_no_policy_helps_is_only_said(ask: Any) -> None:
     found = ask(HALF)
     assert found["words"].startswith("h2d at 0.50 of its planned rate: no other policy saves")
-    assert found == {"words": found["words"], **NOTHING}
+    assert found == {"words": found["words"], "calibration": found["calibration"], **NOTHING}
+
+
+def test_how_far_off_the_prediction_was_and_is(ask: Any, policy: Policy, facts: ModelFacts) -> None:
+    slow = PLANNED.model_copy(update={"h2d_bytes_s": PLANNED.h2d_bytes_s / 500, "efficiency": PLANNED.efficiency / 2})
+    calibration = ask(slow)["calibration"]
+    assert policy.predicted is not None and calibration["predicted_s"] == policy.predicted.step_s
+    measured_s = simulate(policy, facts, slow).step_s
+    assert (calibration["steps"], calibration["measured_s"]) == (3, pytest.approx(measured_s))
+    assert calibration["calibrated_s"] == pytest.approx(measured_s, rel=1e-3)
+    share = measured_s / policy.predicted.step_s - 1
+    assert share > 0.1 and f"{share:.1%} more than was predicted, and 0.0%" in calibration["sentence"]
 
 
 def test_a_new_policy_takes_no_more_memory_than_the_old_one(
@@ -82,4 +95,5 @@ def test_a_new_policy_takes_no_more_memory_than_the_old_one(
     assert (given["gpu_memory"], given["host_memory"]) == (5 << 20, policy.predicted.peak_host_bytes)
     assert (given["nvme"], given["planner"]) == (0, "every_layer")
     new = policy.parked(optimizer={0})
-    assert ask(HALF) == {"words": "half the time", **NOTHING}  # its state would have to move
+    found = ask(HALF)  # its state would have to move
+    assert found == {"words": "half the time", "calibration": found["calibration"], **NOTHING}

@@ -78,6 +78,15 @@ def test_a_fixed_batch_stays_and_less_memory_means_a_smaller_part_of_it(tiny_job
     assert less.ways["small"].device["memory_bytes"] == int(0.85 * just_enough)
 
 
+def test_rows_longer_than_the_model_is_for_are_noted(tiny_job: Path, tmp_path: Path) -> None:
+    asked = order(tiny_job, tmp_path)
+    assert plan_job(asked).notes == ()
+    config = Path(asked.spec["model"]["path"]) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 4}))
+    (note,) = plan_alone(asked).notes
+    assert "tokens are longer than the 4 that the model is for" in note
+
+
 def test_what_fits_nowhere_says_what_is_short(tiny_job: Path, tmp_path: Path) -> None:
     found = plan_job(order(tiny_job, tmp_path, "plan.host_memory=1MB"))
     assert found.ways == {}

@@ -314,10 +314,11 @@ def test_planning_without_running(service: Service) -> None:
         steps=3,
         ways={"H800": Way(option=option, policy={"micro_batch": 8}, device={})},
         limits={"A10": "small"},
+        notes=("long rows",),
     )
     found = service.client().post("/api/v1/plan", json=ask).json()
     assert (found["feasible"], found["batch"], found["ways"]["H800"]["seconds"]) == (True, 8, 15.0)
-    assert found["limits"] == {"A10": "small"}
+    assert (found["limits"], found["notes"]) == ({"A10": "small"}, ["long rows"])
     service.planner.answer = DataError("no usable row", hint="look")
     bad = service.client().post("/api/v1/plan", json=ask)
     assert (bad.status_code, bad.json()["error"]["code"]) == (422, "invalid_data")

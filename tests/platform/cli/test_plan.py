@@ -52,6 +52,7 @@ def test_the_promised_keys(model: str, tmp_path: Path, capsys: pytest.CaptureFix
     out, page = tmp_path / "policy.json", tmp_path / "map.html"
     shape = ["--model", model, "--gpu", "rtx 3090", "--batch", "2", "--length", "16"]
     answer = planned([*shape, "--out", str(out), "--html", str(page)], capsys)
+    assert answer["notes"] == []
     assert "boundary 4: on the GPU" in page.read_text()
     assert answer["feasible"] is True
     assert answer["solver"]["planner"] == "full"
@@ -86,8 +87,10 @@ def test_options_override_the_profile(model: str, capsys: pytest.CaptureFixture[
 
 
 def test_for_a_person(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(model).write_text(json.dumps({**TINY, "max_position_embeddings": 8}))
     assert run(["plan", "--model", model, "--gpu", "H800", "--batch", "2", "--length", "16"]) == 0
     shown = capsys.readouterr().out
+    assert "sequences of 16 tokens are longer than the 8 that the model is for" in " ".join(shown.split())
     for words in ("boundaries:", "on the GPU", "recomputed", "this plan", "megatrain", "peak host", "optimizer state"):
         assert words in shown
 

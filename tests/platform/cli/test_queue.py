@@ -194,6 +194,14 @@ def test_show_draws_how_a_job_goes_and_the_same_as_a_file(
     told = drawn(capsys, "show", job, "--html", str(tmp_path / "job.html"))
     assert "10.0% more time than predicted" in told and "█" in told and "×" in told
     assert "boundaries HG" in told and "60%" in told and "400 ms" in told
+    assert asked(capsys, "show", job)["calibration"] is None
+    seconds = {"measured_s": 1.1, "predicted_s": 1.0, "calibrated_s": 1.08}
+    calibration = {"steps": 3, **seconds, "sentence": "a step takes 1.1 s"}
+    write_json(files.calibration, calibration)
+    assert asked(capsys, "show", job)["calibration"] == calibration
+    assert "a step takes 1.1 s" in drawn(capsys, "show", job)
+    write_json(files.calibration, {**calibration, "measured_s": -1.0})  # it is its user's to damage
+    assert asked(capsys, "show", job)["calibration"] is None
     page = (tmp_path / "job.html").read_text()
     assert f"tiny ({job})" in page and page.count('<svg class="plot plot-') == 4
     assert run(["show", job, "--html", str(tmp_path / "absent" / "job.html")]) == 2

@@ -137,6 +137,8 @@ class FakePlanner:
     """What each job has to train."""
     speeds: dict[str, float] = field(default_factory=dict)
     """Tokens per second by kind of node, 100 where it is not given."""
+    notes: tuple[str, ...] = ()
+    """What it says of each job."""
 
     def submit(self, order: AdmissionOrder) -> None:
         if order.job not in self.waiting:
@@ -147,7 +149,7 @@ class FakePlanner:
         found = admission(*order.profiles, host_bytes=self.memory_bytes)
         for kind, way in found.ways.items():
             way.option.update(tokens_per_s=self.speeds.get(kind, 100.0), work_tokens=self.tokens)
-        return found
+        return found.model_copy(update={"notes": self.notes})
 
     def results(self) -> dict[str, Admission | LazytrainError]:
         done = [order for order in self.waiting.values() if order.spec["name"] not in self.silent]

@@ -81,6 +81,15 @@ def test_an_impossible_job_is_rejected_with_the_planners_reasons(world: World) -
     assert world.runner.started == []
 
 
+def test_what_planning_noted_is_told(world: World) -> None:
+    note = "sequences are longer than the model is for"
+    world.planner.notes = (note,)
+    job = world.submit()
+    world.steps(3)
+    (told,) = [event for event in world.store.jobs.events(job.id) if event.reason == "planned"]
+    assert told.sentence == f"is planned and waits for its turn; {note}"
+
+
 def world_admission(world: World) -> Any:
     from lazytrain.platform.admission import Admission
 

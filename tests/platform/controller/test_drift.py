@@ -7,11 +7,23 @@ import pytest
 
 from lazytrain.jobs.errors import OutOfTime
 from lazytrain.platform.admission import Answer, Question
-from lazytrain.platform.artifacts import JobFiles
+from lazytrain.platform.artifacts import JobFiles, read_json
 
 World = Any
-NEW = {"policy": {"kind": "H800", "found": "later"}, "words": "h2d at 0.50 of its planned rate", "tokens_per_s": 90.0}
-NOTHING = {"policy": None, "words": "", "tokens_per_s": 0.0}
+CALIBRATION = {
+    "steps": 3,
+    "measured_s": 2.0,
+    "predicted_s": 1.0,
+    "calibrated_s": 1.9,
+    "sentence": "100.0% more than was predicted",
+}
+NOTHING = {"policy": None, "words": "", "tokens_per_s": 0.0, "calibration": CALIBRATION}
+NEW = {
+    **NOTHING,
+    "policy": {"kind": "H800", "found": "later"},
+    "words": "h2d at 0.50 of its planned rate",
+    "tokens_per_s": 90.0,
+}
 
 
 class DriftPlanner:
@@ -46,12 +58,12 @@ def lab(world: World) -> World:
 
 
 def traced(lab: World, job: Any, *, seconds_ago: float = 0.0, left_s: float = 1000.0) -> None:
-    """The run has recorded a step."""
+    """The run has recorded steps."""
     run = lab.run(job)
     run.step, run.step_s, run.beat = 3, left_s / 97, run.beat + 1
-    timeline = JobFiles(lab.job(job).run_dir).timeline
-    timeline.write_text("{}")
-    os.utime(timeline, times=(lab.now - seconds_ago, lab.now - seconds_ago))
+    steps = JobFiles(lab.job(job).run_dir).steps
+    steps.write_text("{}")
+    os.utime(steps, times=(lab.now - seconds_ago, lab.now - seconds_ago))
 
 
 def test_the_new_policy_is_carried_out_kept_and_told(lab: World) -> None:
@@ -63,7 +75,7 @@ def test_the_new_policy_is_carried_out_kept_and_told(lab: World) -> None:
     (question,) = lab.planner.questions
     assert question.kind == "drift"
     assert question.values["policy"] == {"kind": "H800"}
-    assert question.values["timeline"] == str(JobFiles(lab.job(job).run_dir).timeline)
+    assert question.values["steps"] == str(JobFiles(lab.job(job).run_dir).steps)
     assert run.policies == [NEW["policy"]]
     assert (lab.job(job).reason, lab.job(job).sentence) == (
         "replanned",
@@ -86,7 +98,20 @@ def test_each_traced_step_is_asked_about(lab: World) -> None:
         lab.steps(2)
     assert len(lab.planner.questions) == 2
     assert run.policies == []
-    assert lab.job(job).reason == "running"
+    assert (lab.job(job).reason, lab.job(job).sentence) == ("running", "trains on a")
+    assert read_json(JobFiles(lab.job(job).run_dir).calibration) == CALIBRATION
+    (told,) = [event for event in lab.store.jobs.events(job.id) if event.reason == "calibrated"]  # the first time only
+    assert told.sentence == f"trains on a; {CALIBRATION['sentence']}"
+
+
+def test_a_full_disk_does_not_keep_a_run_from_its_new_policy(lab: World) -> None:
+    job = lab.submit()
+    run = lab.running(job)
+    lab.steps(2)
+    traced(lab, job)
+    JobFiles(lab.job(job).run_dir).calibration.mkdir()  # cannot be written
+    lab.steps(2)
+    assert run.policies == [NEW["policy"]]
 
 
 def test_a_planner_that_fails_changes_nothing(lab: World) -> None:

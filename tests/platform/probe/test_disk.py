@@ -32,6 +32,13 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
     assert probe_disk(tmp_path / "file", filesystem=on_disk).reason == "unavailable (not a directory)"
 
 
+def test_a_loop_of_links(tmp_path: Path) -> None:
+    (tmp_path / "there").symlink_to("back")
+    (tmp_path / "back").symlink_to("there")
+    tier = probe_disk(tmp_path / "there")
+    assert not tier.available and tier.reason
+
+
 def test_no_permission() -> None:
     # Not even root may make files in sysfs, so this holds for whoever runs the tests.
     assert probe_disk("/sys", filesystem=on_disk).reason == "unavailable (permission)"

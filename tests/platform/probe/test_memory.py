@@ -63,6 +63,18 @@ def test_a_tighter_group_above_holds(root: Path) -> None:
     assert host_memory(root).limit_bytes == 16 * GIB
 
 
+@pytest.mark.parametrize("most, high, limit", [("max", 24, 24), (16, 24, 16), (64, 24, 24)])
+def test_version_2_a_limit_that_only_slows_down_is_one_too(root: Path, most: str | int, high: int, limit: int) -> None:
+    """As systemd's MemoryHigh: what is above it is reclaimed all the time, and the process waits for that."""
+    write(root, "proc/self/cgroup", "0::/job")
+    write(root, "sys/fs/cgroup/cgroup.controllers", "memory")
+    write(root, "sys/fs/cgroup/job/memory.max", most if isinstance(most, str) else most * GIB)
+    write(root, "sys/fs/cgroup/job/memory.high", high * GIB)
+    write(root, "sys/fs/cgroup/job/memory.current", 1 * GIB)
+    memory = host_memory(root)
+    assert (memory.limit_bytes, memory.free_bytes) == (limit * GIB, (limit - 1) * GIB)
+
+
 def test_version_1(root: Path) -> None:
     write(root, "proc/self/cgroup", "11:cpu:/x\n5:memory,hugetlb:/docker/abc\n1:name=systemd:/")
     # Inside a container the path is the host's; the container's own group is mounted at the top.

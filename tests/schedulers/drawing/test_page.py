@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.policy import LayerPolicy, Policy
+from lazytrain.jobs.policy.program import Kind
 from lazytrain.jobs.timeline import Span, Timeline
 from lazytrain.schedulers.drawing import draw_policy_map, draw_timelines, page, policy_map, timeline_plot
+from lazytrain.schedulers.drawing.draw_timeline import KINDS
+from lazytrain.schedulers.drawing.page import STYLE
 from lazytrain.schedulers.hardware import HardwareProfile
 from lazytrain.schedulers.simulator import simulate
 
@@ -88,6 +92,24 @@ def test_exposed_time_is_that_of_the_simulator(policy: Policy, make_facts: Make,
     assert sum(gaps.values()) > 0.1 * timeline.step_s
     computing = timeline.busy_s()["compute"]
     assert sum(gaps.values()) == pytest.approx(timeline.step_s - computing, rel=0.01)
+
+
+def test_what_waits_for_which_stream_is_what_the_plan_says(
+    policy: Policy, make_facts: Make, make_profile: Machine
+) -> None:
+    """Host memory that all share included, which is no stream; a gap may be the fault of several."""
+    facts = make_facts(40)
+    for host_bytes_s in (1e10, 1e8):
+        timeline = simulate(policy, facts, make_profile(host_bytes_s=host_bytes_s))
+        plot = timeline_plot(timeline)
+        assert plot.exposed_s() == {stream: waits for stream, waits in timeline.exposed_s.items() if waits}
+        assert ("for host memory" in draw_timelines(plot, None)) == (host_bytes_s < 1e9)
+
+
+def test_every_kind_of_operation_has_a_colour_and_is_in_the_legend() -> None:
+    kinds = {*get_args(Kind)}
+    assert kinds == {kind for listed in KINDS.values() for kind in listed.split()}
+    assert kinds == set(re.findall(r"\.o-(\w+)", STYLE))
 
 
 def test_a_gap_belongs_to_the_stream_that_ends_with_it() -> None:

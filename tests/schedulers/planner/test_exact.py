@@ -107,6 +107,8 @@ def shape_of(policy: Policy) -> Shape:
 def test_any_policy_takes_as_long_as_in_the_simulator(make_facts: Make, make_profile: Machine, seed: int) -> None:
     choose = random.Random(seed)
     facts = draw_facts(make_facts, choose, choose.randint(1, 11))
+    if seed % 5 == 4 and not facts.head.shares_weights_with:
+        facts = facts.model_copy(update={"before": ()})
     profile, accumulation = draw_profile(make_profile, choose), choose.choice((1, 1, 2, 3))
     homes = ["gpu", "host"] if seed % 3 and seed < 60 else ["gpu", "host", "nvme"]
     policy = draw_policy(facts, choose, accumulation, homes)
@@ -225,6 +227,40 @@ def test_parked_state_takes_as_long_as_in_the_simulator(make_facts: Make, make_p
     expected = simulate(policy, facts, profile).step_s
     shape = replace(shape_of(policy), parked=parking)
     problem = Problem(facts, profile, PLENTY, shape, expected * 1.5, 12, accumulation)
+    assert step_of(policy, problem) == pytest.approx(expected, rel=1e-5)
+
+
+FIRST_THAT_LEARNS = {"adapters": -1, "the upper layers": 2, "the head": 99}
+
+
+def partly_frozen(facts: ModelFacts, first: int) -> ModelFacts:
+    """Layers below ``first`` frozen; with -1, all but a part of every layer. Embedding and norm always are."""
+
+    def frozen(unit: Any, learning: int) -> Any:
+        number = unit.parameters - learning
+        return unit.model_copy(update={"frozen_parameters": number, "frozen_bytes": unit.weight_bytes - 2 * learning})
+
+    before, after = (tuple(frozen(unit, 0) for unit in units) for units in (facts.before, facts.after))
+    layers = tuple(
+        frozen(layer, 4096 if first < 0 else 0) if i < first or first < 0 else layer
+        for i, layer in enumerate(facts.layers)
+    )
+    return facts.model_copy(update={"before": before, "layers": layers, "after": after})
+
+
+@pytest.mark.parametrize("learns", FIRST_THAT_LEARNS)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_step_ends_with_its_last_backward_where_what_comes_first_is_frozen(
+    make_facts: Make, make_profile: Machine, seed: int, learns: str
+) -> None:
+    """No gradient and no norm then says when the last unit's backward is over."""
+    choose = random.Random(seed)
+    facts = make_facts(choose.randint(3, 6), flops=3e9, parameters=choose.choice((1, 4)) * MIB)
+    facts, profile = partly_frozen(facts, FIRST_THAT_LEARNS[learns]), draw_profile(make_profile, choose)
+    accumulation = choose.choice((1, 2))
+    policy = draw_policy(facts, choose, accumulation, ["gpu", "host"])
+    expected = simulate(policy, facts, profile).step_s
+    problem = Problem(facts, profile, PLENTY, shape_of(policy), 2 * expected, 12, accumulation)
     assert step_of(policy, problem) == pytest.approx(expected, rel=1e-5)
 
 

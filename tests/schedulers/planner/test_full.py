@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from ortools.math_opt.python import mathopt
 from lazytrain.jobs.errors import LazytrainError
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.policy import LayerPolicy, Policy
+from lazytrain.jobs.units import parse_bytes
 from lazytrain.schedulers.baselines import shortages
 from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
@@ -199,6 +201,28 @@ def test_changes_that_are_named_were_tried(make_facts: Make, make_profile: Machi
     assert plan(facts_at(batch), profile, accumulation=16 // batch).feasible
     assert not plan(facts_at(2 * batch), profile, accumulation=8 // batch).feasible
     assert answer.to_dict()["changes"][0]["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize("short", [3 * MIB + 12_345, 60_001, 40 * MIB + 1])
+@pytest.mark.parametrize("budget", ["gpu_memory", "host_memory"])
+def test_advice_that_is_followed_to_the_letter_is_enough(
+    make_facts: Make, make_profile: Machine, budget: str, short: int
+) -> None:
+    """The amounts that are written, not the bytes that they stand for."""
+    facts = make_facts(6, workspace=8 * MIB)
+    needed = {"gpu_memory": 19 * MIB, "host_memory": host_memory(facts, 0)}
+    budgets: dict[str, Any] = {**needed, budget: max(1, needed[budget] - short)}
+    answer = plan(facts, make_profile(), **budgets)
+    assert not answer.feasible
+    for change in answer.changes:
+        amount = re.search(r"([\d.]+\w+) (?:in all|on NVMe)", change.words)
+        if amount:
+            advised = {**budgets, change.what: amount[1]}
+            assert plan(facts, make_profile(), baselines=False, **advised).feasible, change.words
+    more = re.search(r"([\d.]+\w+) more", answer.reasons[0].hint)
+    assert more and answer.changes
+    budgets[budget] += parse_bytes(more[1])
+    assert plan(facts, make_profile(), baselines=False, **budgets).feasible
 
 
 def test_no_smaller_batch_is_tried_whose_step_takes_long_to_write_down(
