@@ -43,6 +43,7 @@ class Draft:
         self.placed_at: dict[str, int] = {}
         """Before which position each transfer is issued."""
         self.buffers: list[Buffer] = []
+        self._homes, self._boundary_bytes = policy.homes, facts.boundary_bytes  # each is made when it is asked for
         self._early: dict[int, list[Op]] = defaultdict(list)  # by position
         self._last_arrival = 0
 
@@ -55,7 +56,7 @@ class Draft:
     def home(self, unit: int) -> Home | None:
         """Home of a layer's input; None for units that are not layers."""
         layer = unit - self.first
-        return self.policy.homes[layer] if 0 <= layer < self.layers else None
+        return self._homes[layer] if 0 <= layer < self.layers else None
 
     def leaves_by(self, unit: int) -> Literal["offload", "spill"]:
         """The kind of operation that takes a layer's input from the GPU, if its home is elsewhere."""
@@ -74,7 +75,7 @@ class Draft:
 
     def boundary_bytes(self, unit: int) -> int:
         """Bytes of a layer's input."""
-        return self.facts.boundary_bytes[unit - self.first]
+        return self._boundary_bytes[unit - self.first]
 
     def end_of_forward(self, micro: int) -> int:
         """Position of a micro-batch's loss, or 0 if that is in another program."""
