@@ -27,7 +27,8 @@ def without_implied(ops: Sequence[Op]) -> tuple[Op, ...]:
             if not (known >> j) & 1:
                 needed.append(ops[j].id)
                 known |= ancestors[j] | (1 << j)
-        reduced.append(replace(op, after=tuple(reversed(needed))))
+        after = tuple(reversed(needed))
+        reduced.append(op if after == op.after else replace(op, after=after))
         ancestors.append(known)
         last[op.stream] = i
     return tuple(reduced)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import json
 import os
@@ -101,7 +102,9 @@ def _options(
 def main() -> NoReturn:
     """The console script."""
     signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    gc.freeze()  # on its way out Python would look through all of torch for garbage, for as long as a plan may take
+    sys.exit(code)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

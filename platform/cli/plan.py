@@ -53,7 +53,8 @@ def command(
     with Output.opened(as_json) as output:
         from ...schedulers.hardware import hardware
         from ..admission.measuring import measuring_of
-        from ..planning import Limits, make_plan
+        from ..beside import beside
+        from ..planning import Limits, import_solver, make_plan, spare_imports
         from ..settings import Settings
 
         check_places(out, html)
@@ -84,7 +85,11 @@ def command(
         def facts_at(batch: int) -> ModelFacts:
             return measuring.facts(asked, batch=batch, length=shape.length, dtype=shape.dtype)
 
-        facts = facts_at(shape.batch)
+        def lighten() -> None:
+            if job is None or not job.model.trust_remote_code:
+                spare_imports()
+
+        facts = beside(lambda: facts_at(shape.batch), import_solver, first=lighten)
         answer = make_plan(facts, profile, limits, facts_at=facts_at)
         if answer.policy is not None and out is not None:
             write_text(out, answer.policy.to_json())

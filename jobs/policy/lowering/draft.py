@@ -35,7 +35,6 @@ class Draft:
         self.policy, self.facts, self.units, self.parked, self.order = policy, facts, facts.units, parked, order
         self.labels = unit_labels(tuple(u.kind for u in self.units), tuple(u.name for u in self.units))
         self.first, self.layers, self.head = len(facts.before), len(facts.layers), len(self.units) - 1
-        self._homes, self._sizes = policy.homes, facts.boundary_bytes
         by_name = {unit.name: i for i, unit in enumerate(self.units)}
         self.owner = [by_name.get(unit.shares_weights_with, i) for i, unit in enumerate(self.units)]
         self.learning = [u for u, unit in enumerate(self.units) if self.owner[u] == u and unit.gradient_bytes]
@@ -44,6 +43,7 @@ class Draft:
         self.placed_at: dict[str, int] = {}
         """Before which position each transfer is issued."""
         self.buffers: list[Buffer] = []
+        self._homes, self._boundary_bytes = policy.homes, facts.boundary_bytes  # each is made when it is asked for
         self._early: dict[int, list[Op]] = defaultdict(list)  # by position
         self._last_arrival = 0
 
@@ -75,7 +75,7 @@ class Draft:
 
     def boundary_bytes(self, unit: int) -> int:
         """Bytes of a layer's input."""
-        return self._sizes[unit - self.first]
+        return self._boundary_bytes[unit - self.first]
 
     def end_of_forward(self, micro: int) -> int:
         """Position of a micro-batch's loss, or 0 if that is in another program."""

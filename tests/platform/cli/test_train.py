@@ -127,8 +127,10 @@ def test_a_stopped_run_can_go_on(
 def test_a_run_takes_up_the_policy_that_it_is_planned_again_with(
     tiny_job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The third step is traced and asked about; the answer comes after the fourth and is followed from then on."""
+    """The third to fifth steps are recorded and asked about; the answer comes after the sixth and is followed then."""
     asked: list[Question] = []
+    seconds = {"measured_s": 1.05, "predicted_s": 1.0, "calibrated_s": 1.04}
+    calibration = {"steps": 3, **seconds, "sentence": "5.0% more than was predicted"}
 
     class OneSlotMore:
         def __init__(self, log_file: Path, *, niceness: int) -> None:
@@ -139,21 +141,24 @@ def test_a_run_takes_up_the_policy_that_it_is_planned_again_with(
 
         def results(self) -> dict[str, Answer]:
             policy = {**asked[-1].values["policy"], "weight_slots": 7}
-            return {asked[-1].job: Answer(values={"words": "slower", "policy": policy, "tokens_per_s": 1.0})}
+            values = {"words": "slower", "policy": policy, "tokens_per_s": 1.0, "calibration": calibration}
+            return {asked[-1].job: Answer(values=values)}
 
         def close(self) -> None:
             pass
 
     monkeypatch.setattr("lazytrain.platform.admission.PlannerProcess", OneSlotMore)
     monkeypatch.setattr("lazytrain.platform.cli.replanning.ends_soon", lambda steps_left, step_s: False)
-    arguments = [str(tiny_job), "--device", "cpu", "--set", "train.batch=4", "--set", "train.max_steps=6"]
+    arguments = [str(tiny_job), "--device", "cpu", "--set", "train.batch=4", "--set", "train.max_steps=7"]
     arguments += ["--set", "plan.planner=every_layer", "--set", "evaluate.limit=1"]
     assert run(["train", *arguments]) == 0
     (question,) = asked
     assert question.values["profile"]["host_memory_bytes"] > 0
-    path = Path(question.values["timeline"]).with_name("policy.json")
-    assert Policy.load(path).weight_slots == 7
-    assert f"in {path.parent}" in capsys.readouterr().out
+    steps = Path(question.values["steps"])
+    assert len(json.loads(steps.read_text())["steps"]) == 3
+    assert Policy.load(steps.with_name("policy.json")).weight_slots == 7
+    told = capsys.readouterr().out
+    assert f"in {steps.parent}" in told and "5.0% more than was predicted" in told
 
 
 def test_an_automatic_batch_is_the_one_with_the_best_prediction(tiny_job: Path) -> None:

@@ -1,0 +1,71 @@
+"""Two things at once, in a process that has no other threads: that of the tests may have some."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lazytrain.jobs.errors import ModelError
+from lazytrain.platform import beside as module
+
+SCRIPT = """
+import os, signal
+from lazytrain.jobs.errors import ModelError
+from lazytrain.platform.beside import beside, may_fork
+
+assert may_fork()
+me, done = os.getpid(), []
+
+def work():
+    return os.getpid(), list(done)
+
+pid, before = beside(work, lambda: done.append("here"), first=lambda: done.append("first"))
+assert pid != me and before == ["first"] and done == ["here"], (pid, before, done)
+
+def refuse():
+    raise ModelError("no such model", hint="another one")
+
+try:
+    beside(refuse, int, first=int)
+except ModelError as error:
+    assert error.hint == "another one"
+else:
+    raise AssertionError
+
+def die():
+    if os.getpid() != me:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done here"
+
+assert beside(die, int, first=int) == "done here"
+assert beside(lambda: (lambda: 0) if os.getpid() != me else "cannot be pickled", int, first=int) == "cannot be pickled"
+
+def fail():
+    raise KeyboardInterrupt
+
+try:
+    beside(lambda: signal.pause(), fail, first=int)
+except KeyboardInterrupt:
+    pass
+try:
+    os.waitpid(-1, 0)
+except ChildProcessError:
+    print("nobody is left")
+"""
+
+
+def test_what_is_done_in_a_process_beside_this_one() -> None:
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "nobody is left\n"), ended.stderr
+
+
+def test_where_no_process_can_be_forked_it_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "may_fork", lambda: False)
+    done: list[str] = []
+    assert module.beside(lambda: done, lambda: done.append("here"), first=lambda: done.append("first")) == []
+
+    def refuse() -> None:
+        raise ModelError("no such model")
+
+    with pytest.raises(ModelError, match="no such model"):
+        module.beside(refuse, int, first=int)
