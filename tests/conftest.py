@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 # one. Trainings with two threads, while all cores are busy, take a tenth of the time with threads that wait asleep.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+gc.disable()  # until everything is imported, of which nothing is garbage
 
 import pytest
 import torch
@@ -28,6 +30,13 @@ IMAGES = Path(__file__).parents[1] / "deploy" / "images"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The demo first: it takes minutes, and whoever runs it last lets the other worker wait."""
     items.sort(key=lambda item: item.path.name != "test_demo.py")
+
+
+def pytest_collection_finish() -> None:
+    """A million objects of imported modules are there to the end: each full collection would look at all of them."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
