@@ -18,11 +18,12 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 # one. Trainings with two threads, while all cores are busy, take a tenth of the time with threads that wait asleep.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-gc.disable()  # until everything is imported, of which nothing is garbage
 
 import pytest
 import torch
 from packaging.requirements import Requirement
+
+gc.disable()  # until all tests are imported: nothing of them is garbage
 
 IMAGES = Path(__file__).parents[1] / "deploy" / "images"
 

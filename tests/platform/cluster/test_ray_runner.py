@@ -42,7 +42,12 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, s
     home = tmp_path_factory.mktemp("home")
     address = home / "address"
     command = [sys.executable, "-m", "lazytrain.platform.cluster.head", str(address), "RTX3090", "emulated", "2", "2"]
-    environment = {**os.environ, "LAZYTRAIN_HOME": str(home), "LAZYTRAIN_RAY_AUTH": "disabled"}
+    environment = {
+        **os.environ,
+        "LAZYTRAIN_HOME": str(home),
+        "LAZYTRAIN_RAY_AUTH": "disabled",
+        "LAZYTRAIN_PROBE_S": "0.2",
+    }
     process = subprocess.Popen(command, env=environment)
     wait_for(address.exists)
     yield Settings(home=home, ray_auth="disabled"), address.read_text()
