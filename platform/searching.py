@@ -69,13 +69,17 @@ def _search(order: RunOrder, address: str, node: str, pulse: Pulse) -> dict[str,
             raise _Stop("asked to stop")
 
     visible = {"CUDA_VISIBLE_DEVICES": order.gpu} if order.device["kind"] == "cuda" else None
-    connection = Connection(Settings.read(), address, visible)
+    settings = Settings.read()
+    connection = Connection(settings, address, visible)
     try:
         search = search_batch(
             SearchOrder(
                 job_id=f"{order.claim}",
                 plan_batch=partial(job.plan_at, profile),
-                run=partial(run_probe, Order(spec=job.spec, device=device_of(order.device), rows=longest)),
+                run=partial(
+                    run_probe,
+                    Order(spec=job.spec, device=device_of(order.device), rows=longest, seconds=settings.probe_s),
+                ),
                 low=1,
                 high=job.largest(),
                 most_probes=MOST_PROBES,

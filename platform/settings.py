@@ -69,6 +69,9 @@ class Settings(BaseModel):
     batch_search: bool = True
     """Whether a job with ``train.batch: auto`` that is expected to run for half an hour measures batches on its node
     before it trains; else the plan decides it."""
+    probe_s: float = Field(default=4.0, gt=0)
+    """Steps of a batch that is tried are measured for at least so long, and for three times as long while they
+    differ."""
     rules: Path | None = None
     """YAML file with the rules by which jobs share the GPUs (`controller.rules`); without one those of `Rules`."""
     mlflow_uri: str = ""

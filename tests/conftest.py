@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -22,12 +23,21 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
+gc.disable()  # until all tests are imported: nothing of them is garbage
+
 IMAGES = Path(__file__).parents[1] / "deploy" / "images"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The demo first: it takes minutes, and whoever runs it last lets the other worker wait."""
     items.sort(key=lambda item: item.path.name != "test_demo.py")
+
+
+def pytest_collection_finish() -> None:
+    """A million objects of imported modules are there to the end: each full collection would look at all of them."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

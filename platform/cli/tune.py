@@ -80,7 +80,7 @@ def _search(
             SearchOrder(
                 job_id=f"{spec.name}-{uuid.uuid4().hex[:8]}",
                 plan_batch=job.planner(),
-                run=partial(run_probe, Order(spec=job.spec, device=job.device, rows=longest)),
+                run=partial(run_probe, Order(spec=job.spec, device=job.device, rows=longest, seconds=settings.probe_s)),
                 low=min(low, high),
                 high=high,
                 objective=objective,

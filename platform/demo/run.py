@@ -196,7 +196,15 @@ class _Demo:
             SearchOrder(
                 job_id=self._job_id,
                 plan_batch=partial(self._plan, profile),
-                run=partial(run_probe, Order(spec=self.spec, device=self._device(profile), rows=self._longest_rows())),
+                run=partial(
+                    run_probe,
+                    Order(
+                        spec=self.spec,
+                        device=self._device(profile),
+                        rows=self._longest_rows(),
+                        seconds=settings.probe_s,
+                    ),
+                ),
                 low=LOWEST_BATCH,
                 high=HIGHEST_BATCH,
                 objective="max_batch",

@@ -1,10 +1,13 @@
-"""The search on a real local Ray, with probes that only pretend to train; the last test trains."""
+"""The search on a real local Ray, with probes that only pretend to train."""
 
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -22,7 +25,7 @@ from lazytrain.schedulers.planner import Plan, Reason
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 KIND = "test-gpu"
-Run = Callable[[Policy, ModelFacts], Report]
+Run = Callable[[Policy, ModelFacts], Any]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,13 +96,20 @@ def plan_up_to(largest: int) -> Callable[[int], tuple[ModelFacts, Plan]]:
     return plan_batch
 
 
+NOTHING = asdict(Report(fits=False))
+
+
 def fits_up_to(limit: int, *, dies_above: int = 10**9) -> Run:
-    def run(policy: Policy, facts: ModelFacts) -> Report:
+    """Its answers are like a `Report`, which these processes would import torch for: two thirds of their time."""
+    nothing = NOTHING  # names of this module mean nothing where it runs
+
+    def run(policy: Policy, facts: ModelFacts) -> SimpleNamespace:
         if policy.micro_batch > dies_above:
             os._exit(9)
+        said = {**nothing, "pid": os.getpid()}
         if policy.micro_batch > limit:
-            return Report(fits=False, reason="out of memory", pid=os.getpid())
-        return Report(fits=True, tokens_per_s=100.0 * policy.micro_batch, steps=3, loss=1.0, pid=os.getpid())
+            return SimpleNamespace(**{**said, "reason": "out of memory"})
+        return SimpleNamespace(**{**said, "fits": True, "tokens_per_s": 100.0 * policy.micro_batch})
 
     return run
 
@@ -154,7 +164,7 @@ def test_the_batch_that_plans_call_fastest_is_tried_first_and_none_without_a_pla
 
 
 def test_a_broken_probe_is_an_error_and_not_a_small_batch(tmp_path: Path) -> None:
-    def run(policy: Policy, facts: ModelFacts) -> Report:
+    def run(policy: Policy, facts: ModelFacts) -> Any:
         raise ModelError("no such weights", hint="look")
 
     with pytest.raises(ModelError, match="no such weights"):
@@ -162,7 +172,7 @@ def test_a_broken_probe_is_an_error_and_not_a_small_batch(tmp_path: Path) -> Non
 
 
 def test_a_bug_in_a_probe_is_named(tmp_path: Path) -> None:
-    def run(policy: Policy, facts: ModelFacts) -> Report:
+    def run(policy: Policy, facts: ModelFacts) -> Any:
         raise TypeError("unexpected keyword")
 
     with pytest.raises(LazytrainError, match="TypeError: unexpected keyword"):
@@ -180,9 +190,10 @@ def test_an_error_while_planning_is_raised_here(tmp_path: Path) -> None:
 
 def test_two_searches_do_not_run_each_others_code(tmp_path: Path) -> None:
     for job_id, speed in (("a", 1.0), ("b", 2.0)):
+        said = {**NOTHING, "fits": True, "tokens_per_s": speed}
 
-        def run(policy: Policy, facts: ModelFacts, speed: float = speed) -> Report:
-            return Report(fits=True, tokens_per_s=speed)
+        def run(policy: Policy, facts: ModelFacts, said: dict[str, Any] = said) -> SimpleNamespace:
+            return SimpleNamespace(**said)
 
         assert search_batch(order(tmp_path, run, job_id=job_id, high=1)).best.report.tokens_per_s == speed
 

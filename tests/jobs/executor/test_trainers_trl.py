@@ -54,7 +54,7 @@ def streaming(model, rows=3):
 
 
 COMMON = {
-    "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "max_steps": 20, "max_grad_norm": 1.35,
+    "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "max_steps": 9, "max_grad_norm": 1.35,
     "logging_steps": 1, "save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True, "bf16": False,
     "warmup_steps": 3,
 }  # fmt: skip
@@ -82,7 +82,7 @@ def run_sft(model, optimizer, directory, tokenizer, **options):
 
 
 def test_sft_with_its_own_head_and_metrics(make_model, tokenizer, tmp_path):
-    options = {"eval_strategy": "steps", "eval_steps": 6, "per_device_eval_batch_size": 3}
+    options = {"eval_strategy": "steps", "eval_steps": 3, "per_device_eval_batch_size": 3}
     reference, model = (make_model("qwen3", seed=1) for _ in range(2))
     wanted = run_sft(reference, plain_adamw(reference), tmp_path, tokenizer, **options)
     with streaming(model) as streamed:

@@ -8,29 +8,14 @@ import pytest
 
 from lazytrain.jobs.policy import Policy
 from lazytrain.platform.admission import Answer, Question
-from lazytrain.platform.cli import job as job_module
 from lazytrain.platform.cli import train as command
 from lazytrain.platform.cli.app import run
 from lazytrain.platform.cli.job import Job
 from lazytrain.platform.cli.signals import stop_on_signal
-from lazytrain.platform.probe import HostMemory, Instruments, measure
 from lazytrain.platform.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("quick")
 SHORT = ["--set", "train.max_steps=2", "--set", "train.batch=4", "--set", "evaluate.limit=2"]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Rates are looked up instead of measured: the measuring has tests of its own."""
-    monkeypatch.setenv("LAZYTRAIN_HOME", str(tmp_path / "home"))
-    fixed = Instruments(
-        memory=lambda: HostMemory(2**33, 0, "machine"),
-        matmul_flops=lambda dtype, device: 4e10,
-        host_bytes_s=lambda: 1e10,
-        update_parameters_s=lambda: 5e7,
-        operation_overhead_s=lambda device: 0.0,
-    )
-    monkeypatch.setattr(job_module, "measure", lambda base, **given: measure(base, **given, instruments=fixed))
 
 
 def trained(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
@@ -61,6 +46,8 @@ def test_a_given_policy_is_used(tiny_job: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_a_run_that_goes_on_keeps_its_policy(tiny_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tiny_job.parent / "train.jsonl"
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:16]))  # fewer batches to plan
     arguments = [str(tiny_job), "--device", "cpu", "--set", "train.batch=auto", "--set", "evaluate.limit=2"]
     arguments += ["--set", "train.max_steps=2"]
     first = trained(arguments, capsys)

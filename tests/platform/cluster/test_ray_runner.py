@@ -42,7 +42,12 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, s
     home = tmp_path_factory.mktemp("home")
     address = home / "address"
     command = [sys.executable, "-m", "lazytrain.platform.cluster.head", str(address), "RTX3090", "emulated", "2", "2"]
-    environment = {**os.environ, "LAZYTRAIN_HOME": str(home), "LAZYTRAIN_RAY_AUTH": "disabled"}
+    environment = {
+        **os.environ,
+        "LAZYTRAIN_HOME": str(home),
+        "LAZYTRAIN_RAY_AUTH": "disabled",
+        "LAZYTRAIN_PROBE_S": "0.2",
+    }
     process = subprocess.Popen(command, env=environment)
     wait_for(address.exists)
     yield Settings(home=home, ray_auth="disabled"), address.read_text()
@@ -85,31 +90,6 @@ def look(runner: RayRunner, order: RunOrder) -> Look:
     return runner.look(order.claim, order.run_dir, order.attempt)
 
 
-def test_it_goes_on_without_its_starter_and_stops_when_asked(
-    head: tuple[Settings, str], order: RunOrder, runner: RayRunner
-) -> None:
-    (machine,) = runner.machines()
-    assert (machine.kind, machine.device, machine.gpus) == ("RTX3090", "emulated", 2)
-    assert look(runner, order).phase is Phase.ABSENT
-    runner.start(order)
-    runner.start(order)  # the same claim is not started twice
-    wait_for(lambda: look(runner, order).step > 0)
-    runner.close()
-    other = RayRunner(*head)
-    assert other.runs() == {order.claim}
-    before = look(other, order)
-    wait_for(lambda: look(other, order).step > before.step)
-    other.stop(order.claim, order.run_dir)
-    wait_for(lambda: look(other, order).phase is Phase.ENDED)
-    outcome = look(other, order).outcome
-    assert outcome is not None
-    assert outcome.how == "stopped"
-    assert outcome.step >= before.step
-    assert list(JobFiles(order.run_dir).checkpoints.glob("*"))
-    wait_for(lambda: other.runs() == set())
-    wait_for(lambda: ray.available_resources().get("GPU") == 2)
-
-
 def of_run(order: RunOrder) -> list[psutil.Process]:
     """Keeper and training process."""
     every = psutil.process_iter(["cmdline"])
@@ -120,10 +100,35 @@ def free_gpus() -> float:
     return float(ray.available_resources().get("GPU", 0))
 
 
-def test_while_it_is_paused_its_gpu_is_somebody_elses(runner: RayRunner, order: RunOrder) -> None:
+def test_it_goes_on_without_its_starter_gives_its_gpu_up_while_it_is_paused_and_stops_when_asked(
+    head: tuple[Settings, str], order: RunOrder, runner: RayRunner
+) -> None:
+    (machine,) = runner.machines()
+    assert (machine.kind, machine.device, machine.gpus) == ("RTX3090", "emulated", 2)
+    assert look(runner, order).phase is Phase.ABSENT
     runner.start(order)
+    runner.start(order)  # the same claim is not started twice
     wait_for(lambda: look(runner, order).step > 0)
     assert free_gpus() == 1
+    runner.close()
+    other = RayRunner(*head)
+    assert other.runs() == {order.claim}
+    before = look(other, order)
+    wait_for(lambda: look(other, order).step > before.step)
+    assert_its_gpu_is_somebody_elses_while_it_is_paused(other, order)
+    other.stop(order.claim, order.run_dir)
+    wait_for(lambda: look(other, order).phase is Phase.ENDED)
+    outcome = look(other, order).outcome
+    assert outcome is not None
+    assert outcome.how == "stopped"
+    assert outcome.step >= before.step
+    assert list(JobFiles(order.run_dir).checkpoints.glob("*"))
+    wait_for(lambda: other.runs() == set())
+    wait_for(lambda: free_gpus() == 2)
+
+
+def assert_its_gpu_is_somebody_elses_while_it_is_paused(runner: RayRunner, order: RunOrder) -> None:
+    """Of a run that trains; it does so again afterwards, in the same process."""
     (process,) = [p for p in of_run(order) if "keeper.py" not in " ".join(p.info["cmdline"])]
     runner.pause(order.claim, order.run_dir)
     wait_for(lambda: look(runner, order).phase is Phase.PAUSED)
@@ -136,9 +141,6 @@ def test_while_it_is_paused_its_gpu_is_somebody_elses(runner: RayRunner, order: 
     wait_for(lambda: look(runner, order).phase is Phase.RUNNING and look(runner, order).step > at)
     wait_for(lambda: free_gpus() == 1)
     assert process.is_running()
-    runner.stop(order.claim, order.run_dir)
-    wait_for(lambda: look(runner, order).phase is Phase.ENDED)
-    wait_for(lambda: free_gpus() == 2)
 
 
 def test_whoever_loses_its_hold_on_the_gpu_does_not_train_on(runner: RayRunner, order: RunOrder) -> None:
@@ -192,7 +194,7 @@ def test_all_gpus_of_a_node_are_measured_at_once(runner: RayRunner, tmp_path: Pa
 def test_the_batch_is_searched_on_the_node_and_then_trained_with(runner: RayRunner, order: RunOrder) -> None:
     profile = hardware("RTX3090").model_copy(update={"device": "emulated", "gpu_memory_bytes": 1 << 28})
     rows = Path(order.spec["data"]["train"][0]["path"])
-    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:8]))  # no batch is larger: fewer plans to make
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:2]))  # no batch is larger: fewer to try
     train = {**order.spec["train"], "batch": "auto"}
     search = {"profile": profile.model_dump(mode="json"), "kind": "RTX3090", "memory_share": 1.0}
     plan = {**order.spec["plan"], "planner": "every_layer"}  # is quick, and every batch fits by it

@@ -88,9 +88,12 @@ def small() -> Iterator[None]:
 
 def run(directory: Path, cluster: Here, reporter: "Collected | None" = None) -> demo.Outcome:
     return demo.run_demo(
-        directory, Settings(home=directory), reporter or Collected(), open_cluster=lambda settings: cluster,
+        directory,
+        Settings(home=directory, probe_s=0.1),
+        reporter or Collected(),
+        open_cluster=lambda settings: cluster,
         run_search=search_here,
-    )  # fmt: skip
+    )
 
 
 class Ran(NamedTuple):
