@@ -7,21 +7,21 @@ and then a good part of one to be taken down.
 from __future__ import annotations
 
 import gc
+import json
 import os
-import pickle
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
-Found = TypeVar("Found")
+from ..jobs.errors import LazytrainError, error_of
 
 
-def beside(work: Callable[[], Found], here: Callable[[], object], *, first: Callable[[], object]) -> Found:
-    """What ``work`` returns, or raises, in a forked process, while this one does ``here``.
+def beside(work: Callable[[], str], here: Callable[[], object], *, first: Callable[[], object]) -> str:
+    """The text that ``work`` returns in a forked process, while this one does ``here``.
 
-    The forked one does ``first`` before it, and pickles what it comes to. Where none can be forked, or it dies without
-    a word, ``work`` is done here, without either.
+    The forked one does ``first`` before it. What it raises for people is raised here. Where none can be forked, or it
+    ends in any other way, ``work`` is done here, without either.
     """
     if not may_fork():
         return work()
@@ -32,17 +32,17 @@ def beside(work: Callable[[], Found], here: Callable[[], object], *, first: Call
     try:
         os.close(writing)
         here()
-        with os.fdopen(reading, "rb") as answers:
+        with os.fdopen(reading, encoding="utf-8") as answers:
             answer = answers.read()
     finally:
         os.kill(child, signal.SIGKILL)  # one that has answered has nothing left to do
         os.waitpid(child, 0)
     if not answer:
         return work()
-    found, error = pickle.loads(answer)  # noqa: S301  from a process of ours, by a pipe that nobody else has
-    if error is not None:
-        raise error
-    return found  # type: ignore[no-any-return]
+    found: dict[str, str] = json.loads(answer)
+    if "text" not in found:
+        raise error_of(**found)
+    return found["text"]
 
 
 def may_fork() -> bool:
@@ -54,19 +54,19 @@ def may_fork() -> bool:
     return threads == 1 and len(os.sched_getaffinity(0)) > 1
 
 
-def _answer(work: Callable[[], Any], first: Callable[[], object], writing: int) -> NoReturn:
+def _answer(work: Callable[[], str], first: Callable[[], object], writing: int) -> NoReturn:
     """Do it, say what it came to, and leave at once: all that there is to tidy up is that of the process before."""
     try:
         gc.disable()  # it ends soon
         first()
-        with os.fdopen(writing, "wb") as answers:
-            answers.write(pickle.dumps(_outcome(work)))
-    finally:  # what cannot be said the process before finds out by itself
+        with os.fdopen(writing, "w", encoding="utf-8") as answers:
+            answers.write(_outcome(work))
+    finally:  # what was not said the process before finds out by itself
         os._exit(0)
 
 
-def _outcome(work: Callable[[], Found]) -> tuple[Found | None, Exception | None]:
+def _outcome(work: Callable[[], str]) -> str:
     try:
-        return work(), None
-    except Exception as error:  # raised where it is waited for
-        return None, error
+        return json.dumps({"text": work()})
+    except LazytrainError as error:
+        return json.dumps(error.to_dict())

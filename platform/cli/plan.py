@@ -51,6 +51,7 @@ def command(
 ) -> None:
     """Decide the policy and predict time and memory, without running anything."""
     with Output.opened(as_json) as output:
+        from ...jobs.model_facts import ModelFacts
         from ...schedulers.hardware import hardware
         from ..admission.measuring import measuring_of
         from ..beside import beside
@@ -89,7 +90,8 @@ def command(
             if job is None or not job.model.trust_remote_code:
                 spare_imports()
 
-        facts = beside(lambda: facts_at(shape.batch), import_solver, first=lighten)
+        text = beside(lambda: facts_at(shape.batch).model_dump_json(), import_solver, first=lighten)
+        facts = ModelFacts.model_validate_json(text)
         answer = make_plan(facts, profile, limits, facts_at=facts_at)
         if answer.policy is not None and out is not None:
             write_text(out, answer.policy.to_json())
