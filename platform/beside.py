@@ -29,17 +29,18 @@ def beside(work: Callable[[], Found], here: Callable[[], object], *, first: Call
     child = os.fork()
     if not child:
         _answer(work, first, writing)
+    os.close(writing)
     try:
-        os.close(writing)
-        here()
         with os.fdopen(reading, "rb") as answers:
+            here()
             answer = answers.read()
     finally:
         os.kill(child, signal.SIGKILL)  # one that has answered has nothing left to do
         os.waitpid(child, 0)
-    if not answer:
+    try:
+        found, error = pickle.loads(answer)  # noqa: S301  from a process of ours, by a pipe that nobody else has
+    except (EOFError, pickle.UnpicklingError):  # nothing, or half of it
         return work()
-    found, error = pickle.loads(answer)  # noqa: S301  from a process of ours, by a pipe that nobody else has
     if error is not None:
         raise error
     return found  # type: ignore[no-any-return]
