@@ -29,17 +29,18 @@ def beside(work: Callable[[], str], here: Callable[[], object], *, first: Callab
     child = os.fork()
     if not child:
         _answer(work, first, writing)
+    os.close(writing)
     try:
-        os.close(writing)
-        here()
         with os.fdopen(reading, encoding="utf-8") as answers:
+            here()
             answer = answers.read()
     finally:
         os.kill(child, signal.SIGKILL)  # one that has answered has nothing left to do
         os.waitpid(child, 0)
-    if not answer:
+    try:
+        found: dict[str, str] = json.loads(answer)
+    except ValueError:  # nothing, or half of it
         return work()
-    found: dict[str, str] = json.loads(answer)
     if "text" not in found:
         raise error_of(**found)
     return found["text"]

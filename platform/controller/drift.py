@@ -24,10 +24,10 @@ def adapt(desk: Desk, job: Job, claim: str, look: Look) -> None:
     if answer is not None:
         drifts.asked.discard(claim)
         _take_up(desk, job, claim, answer)
-    traced = _traced_at(desk, job)
-    if traced is None or traced == drifts.seen.get(claim) or claim in drifts.asked or ends_soon(look):
+    recorded = _recorded_at(desk, job)
+    if recorded is None or recorded == drifts.seen.get(claim) or claim in drifts.asked or ends_soon(look):
         return
-    drifts.seen[claim] = traced
+    drifts.seen[claim] = recorded
     values = values_of(desk, job, claim)
     if values is not None:
         drifts.asked.add(claim)
@@ -39,7 +39,7 @@ def ends_soon(look: Look) -> bool:
     return admission.ends_soon(look.total_steps - look.step, look.step_s)
 
 
-def _traced_at(desk: Desk, job: Job) -> float | None:
+def _recorded_at(desk: Desk, job: Job) -> float | None:
     """When this run recorded steps last; None before it did."""
     try:
         at = JobFiles(job.run_dir).steps.stat().st_mtime

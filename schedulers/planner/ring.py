@@ -7,6 +7,8 @@ below them stand the last layers of the forward pass. So each block can be looke
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -45,8 +47,8 @@ class Ring:
         """The layer whose forward must have ended before this one is loaded for its forward; None for residents."""
         if layer in self.resident:
             return None
-        before = [other for other in self.in_ring if other < layer]
-        return before[-self.slots] if len(before) >= self.slots else None
+        before = bisect_left(self.in_ring, layer)
+        return self.in_ring[before - self.slots] if before >= self.slots else None
 
     def stays_from_backward(self, layer: int) -> bool:
         """Whether the next micro-batch finds the layer still there."""
@@ -58,12 +60,14 @@ class Ring:
 
     def oldest_of_all(self, end: int) -> Use | None:
         """As the first of `held`, were no layer resident: what the transfers of a block's first layer wait for."""
-        return self._recent(end, tuple(range(self.layers)))[0]
+        return self._recent(end, range(self.layers))[0]
 
-    def _recent(self, end: int, layers: tuple[int, ...]) -> list[Use | None]:
-        uses: list[Use | None] = [Use("backward", layer) for layer in layers if layer >= end]
-        uses += [Use("forward", layer) for layer in reversed(layers) if layer < end]
-        uses = (uses + [None] * self.slots)[: self.slots]
+    def _recent(self, end: int, layers: Sequence[int]) -> list[Use | None]:
+        """The last uses of ``layers``, which are in order, before a block that ends at ``end``: as many as are held."""
+        first, slots = bisect_left(layers, end), self.slots
+        uses: list[Use | None] = [Use("backward", layer) for layer in layers[first : first + slots]]
+        uses += [Use("forward", layer) for layer in reversed(layers[max(0, first - slots) : first])]
+        uses = (uses + [None] * slots)[:slots]
         return uses[::-1]
 
     def block(self, start: int, end: int) -> list[Access]:

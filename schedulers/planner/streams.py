@@ -8,6 +8,8 @@ those before it had to do is done, and takes its time as often as there are such
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
 
 from ortools.math_opt.python import mathopt
 
@@ -87,16 +89,19 @@ class Streams:
     def _end(self, duration: Term, *after: Term) -> Term:
         """End of an operation that lasts ``duration`` and waits for all of ``after``."""
         end = self.model.add_variable(lb=0.0, ub=1.0)
-        lasts = mathopt.as_flat_linear_expression(duration)
-        for other in after:
-            if isinstance(other, mathopt.Variable):  # row by row, for MathOpt's comparisons take longer than the solver
-                row = self.model.add_linear_constraint(lb=lasts.offset)
-                row.set_coefficient(end, 1.0)
+        least, terms = _flat(duration)
+        for other in after:  # row by row, for MathOpt's comparisons take longer than the solver
+            if isinstance(other, mathopt.Variable):
+                row = self.model.add_linear_constraint(lb=least)
                 row.set_coefficient(other, -1.0)
-                for variable, coefficient in lasts.terms.items():
-                    row.set_coefficient(variable, -coefficient)
+            elif isinstance(other, float):
+                row = self.model.add_linear_constraint(lb=least + other)
             else:
-                self.model.add_linear_constraint(end >= other + lasts)
+                self.model.add_linear_constraint(end >= other + duration)
+                continue
+            row.set_coefficient(end, 1.0)
+            for variable, coefficient in terms:
+                row.set_coefficient(variable, -coefficient)
         return end
 
     def _on(self, stream: str, duration: Term, *after: Term) -> Term:
@@ -192,3 +197,11 @@ class Streams:
             share = float(getattr(profile, rate)) / profile.host_bytes_s
             moved.append(share * mathopt.fast_sum(self.lasting[stream]))
         self.model.add_linear_constraint(self.step >= mathopt.fast_sum(moved))
+
+
+def _flat(term: Term) -> tuple[float, Iterable[tuple[Any, float]]]:
+    """A term's constant, and its variables with their coefficients."""
+    if isinstance(term, float):
+        return term, ()
+    flat = mathopt.as_flat_linear_expression(term)
+    return flat.offset, flat.terms.items()

@@ -14,7 +14,6 @@ from .problem import Problem, sorts_of
 
 Kept = Literal["matmuls", "all"]
 KEPT: Final[tuple[Kept, ...]] = ("matmuls", "all")
-INTERNALS_HOMES: Final[tuple[Literal["gpu", "host"], ...]] = ("gpu", "host")
 Term = Any
 """A linear expression of the solver's, or a number."""
 Edge = tuple[int, int]
@@ -44,6 +43,7 @@ class Variables:
         may = [i in on_nvme and self.nvme_room >= self.sizes[i] for i in self.layers]
         self.nvme = [self._choice(("nvme",)) if may[i] else None for i in self.layers]
         self.kept: dict[tuple[int, Kept, Literal["gpu", "host"]], Any] = {}
+        self._kept_of: dict[int, list[tuple[tuple[int, Kept, str], Any]]] = {i: [] for i in self.layers}
         self._add_kept()
         self._add_path()
 
@@ -100,6 +100,8 @@ class Variables:
                     self.kept[i, kept, "gpu"] = self._choice(("kept", sorts[i], kept, "gpu"))
                 if size and self.host_room >= size and i in swapped:
                     self.kept[i, kept, "host"] = self._choice(("kept", sorts[i], kept, "host"))
+        for key, variable in self.kept.items():
+            self._kept_of[key[0]].append((key, variable))
 
     def _add_path(self) -> None:
         constrain = self.model.add_linear_constraint
@@ -112,7 +114,7 @@ class Variables:
             variable = self.nvme[i]
             if variable is not None:
                 constrain(variable <= self.away[i])
-            kept = [variable for (layer, _, _), variable in self.kept.items() if layer == i]
+            kept = [variable for _, variable in self.kept_of(i)]
             if kept:
                 constrain(mathopt.fast_sum(kept) <= self.chosen[i, i + 1])
 
@@ -128,11 +130,9 @@ class Variables:
         """Bytes of a layer's internals kept in one of ``homes``."""
         unit = self.facts.layers[layer]
         return mathopt.fast_sum(
-            unit.kept_bytes(kept) * variable
-            for (i, kept, home), variable in self.kept_of(layer)
-            if i == layer and home in homes
+            unit.kept_bytes(kept) * variable for (_, kept, home), variable in self.kept_of(layer) if home in homes
         )
 
     def kept_of(self, layer: int) -> list[tuple[tuple[int, Kept, str], Any]]:
-        keys = [(layer, kept, home) for kept in KEPT for home in INTERNALS_HOMES]
-        return [(key, self.kept[key]) for key in keys if key in self.kept]
+        """What may be kept of a layer, with its variables."""
+        return self._kept_of[layer]

@@ -83,7 +83,7 @@ def test_backends_agree(facts: ModelFacts, make_profile: Machine) -> None:
 
 def test_the_answer_prints_as_promised(facts: ModelFacts, make_profile: Machine) -> None:
     answer = plan(facts, make_profile(), accumulation=2).to_dict()
-    assert set(answer) == {"feasible", "solver", "policy", "predicted", "baselines"}
+    assert set(answer) == {"feasible", "solver", "policy", "predicted", "baselines", "notes"}
     solver = {"planner", "backend", "status", "objective_s", "bound_s", "gap", "seconds", "cpu_seconds", "out_of_time"}
     assert set(answer["solver"]) == solver
     assert {"schema", "model_digest", "hardware_digest", "micro_batch", "accumulation"} <= set(answer["policy"])
