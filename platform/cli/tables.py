@@ -81,9 +81,7 @@ def reasons_table(reasons: Iterable[Reason]) -> Table:
         table.add_column(name)
     for reason in reasons:
         sizes = format_needed(reason.needed_bytes), format_bytes(reason.available_bytes)
-        table.add_row(
-            reason.resource.replace("_", " "), *sizes, format_needed(reason.shortfall_bytes), reason.hint
-        )
+        table.add_row(reason.resource.replace("_", " "), *sizes, format_needed(reason.shortfall_bytes), reason.hint)
     return table
 
 

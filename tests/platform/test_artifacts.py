@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from lazytrain.jobs.errors import InputError
-from lazytrain.platform.artifacts import JobFiles, inside, last_lines, read_json, read_log, read_rows, secret_file, write_json
+from lazytrain.platform.artifacts import (
+    JobFiles,
+    inside,
+    last_lines,
+    read_json,
+    read_log,
+    read_rows,
+    secret_file,
+    write_json,
+)
 
 
 def test_a_directory_belongs_to_the_job_that_claimed_it(tmp_path: Path) -> None:

@@ -51,9 +51,7 @@ def test_micro_batches_divide_the_global_batch(make_facts: Make, make_profile: M
     assert all(tried.micro_batch * tried.accumulation == 12 for tried in found.tried)
 
 
-def test_a_host_with_no_room_to_sum_gradients_up_takes_the_batch_whole(
-    make_facts: Make, make_profile: Machine
-) -> None:
+def test_a_host_with_no_room_to_sum_gradients_up_takes_the_batch_whole(make_facts: Make, make_profile: Machine) -> None:
     """Sums of micro-batches are float32: two bytes a parameter more than the gradient of one."""
     facts = facts_at(make_facts, 1, parameters=4 * MIB)
     needed = sum(state_bytes(facts).values()) + 12 * MIB
