@@ -27,7 +27,8 @@ class Alike:
     def key(self, name: str, module: nn.Module, call: Call) -> tuple[Any, ...]:
         """What calls have in common that cost the same and return tensors of the same shapes."""
         kind, is_apart = self._kind(module)
-        inputs = tuple((tuple(t.shape), t.dtype) for t in call.tensors())
+        shapes = ((tuple(t.shape), t.dtype) for t in call.tensors())
+        inputs = tuple(zip(shapes, call.needs_gradient, strict=True))
         return kind, inputs, tuple(wanted()), name if is_apart or has_containers(call) else ""
 
     @contextmanager

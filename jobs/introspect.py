@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PretrainedConfig, PreTrainedModel
 
 from .alike import Alike
@@ -104,7 +104,11 @@ def _loss_in_chunks(model: PreTrainedModel, structure: Structure, units: Alike, 
 
 
 class _Trace:
-    """Measures every unit at the moment the model calls it."""
+    """Measures every unit at the moment the model calls it.
+
+    What the model does between its units (sums of embeddings, dropout) records a graph, as in training, so that what
+    that keeps for backward counts as lying beside the units.
+    """
 
     def __init__(self, model: PreTrainedModel, structure: Structure, units: Alike, *, measures_head: bool) -> None:
         self.model, self.structure = model, structure
@@ -116,18 +120,25 @@ class _Trace:
         self._measured: list[UnitFacts] = []
         self._calls: Counter[str] = Counter()
         self._known: dict[tuple[Any, ...], Measured] = {}
+        self._held: list[Any] = []  # arguments of units that stay until their backward
+        self._beside: list[int] = []  # for each unit, bytes that are alive beside it while it runs forward
+        self._sums: dict[int, int] = {}  # bytes of gradients that are added up, by what they are of
+        self._anchor = torch.zeros((), requires_grad=True)
         self._owner_of: dict[int, str] = {}
         self._places = {path: Places(module, structure.loose) for path, module in structure.modules.items()}
+        read = (name for call in structure.calls for name in self._places[path_of(call)].names)
+        self._readers = Counter(id(structure.loose[name]) for name in read)
 
     def run(self, text: dict[str, Any]) -> torch.Tensor:
         """One forward pass; its logits."""
         if self.structure.loose:
             self._measured.append(self._loose_facts())
+            self._beside.append(0)
         modules = self.structure.modules
         for path, module in modules.items():
             module.forward = self._measuring(path, module, module.forward)
         try:
-            with self._tracker:
+            with torch.enable_grad(), self._tracker:
                 output = self.model(**text)
         finally:
             for module in modules.values():
@@ -136,9 +147,24 @@ class _Trace:
             raise ModelError(f"{type(self.model).__name__} calls its parts in another order for rows of another length")
         if not isinstance(getattr(output, "logits", None), torch.Tensor):
             raise ModelError(f"{type(self.model).__name__} returns no logits, so it is no causal language model")
-        self.side_bytes += sum(bytes_of(parameter) for parameter in self.structure.loose.values())
-        logits: torch.Tensor = output.logits
+        logits = torch.empty_like(output.logits)
+        graph = [leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        del output
+        self._settle(self._tracker.live_bytes)
+        graph.clear()
+        self._held.clear()
         return logits
+
+    def _settle(self, stays_bytes: int) -> None:
+        """What stays when the forward is over lies beside the units all along, the rest beside those that it ran with.
+
+        Loose parameters lie there too, and gradients that are added up.
+        """
+        for i, beside in enumerate(self._beside):
+            if passing := max(0, beside - stays_bytes):
+                self._measured[i] = _with_more_forward(self._measured[i], passing)
+        loose = sum(bytes_of(parameter) for parameter in self.structure.loose.values())
+        self.side_bytes = stays_bytes + loose + sum(self._sums.values())
 
     def in_order(self) -> tuple[tuple[UnitFacts, ...], ...]:
         """What runs before the layers, the layers with all that runs between them, and what runs after them."""
@@ -199,23 +225,52 @@ class _Trace:
             self._calls[path] += 1
             name = path if self._calls[path] == 1 else f"{path}#{self._calls[path]}"
             call = unit_call(self._places[path], forward, self.structure.loose, args, kwargs)
+            given = [tensor for tensor in call.tensors() if tensor.requires_grad]
+            call.leaves = [self._apart(leaf) for leaf in call.leaves]
             if name == self.structure.calls[-1]:
                 self.hidden_size = call.leaves[call.boundary].shape[-1]
                 if not self._measures_head:
-                    return apply(call.forward(), args, kwargs)
-            known = self._measured_once(name, module, call)
+                    with torch.no_grad():
+                        outcome = call.forward()
+                    return apply(self._made_like(outcome, given), args, kwargs)
+            with torch.no_grad():
+                known = self._measured_once(name, module, call)
             self._note(name, module, call, known)
-            return apply(tree_map_only(torch.Tensor, torch.empty_like, known.outcome), args, kwargs)
+            self._hold(name, call)
+            return apply(self._made_like(known.outcome, given), args, kwargs)
 
         return run
+
+    def _hold(self, name: str, call: Call) -> None:
+        """A unit's arguments stay until its backward; the boundaries of layers, and what follows, have their homes.
+
+        Of what several units get beside their boundary, autograd adds the gradients up.
+        """
+        has_home = self._was_layer() or self._is_layer(name)
+        beside = [leaf for i, leaf in enumerate(call.leaves) if not has_home or i != call.boundary]
+        self._held.append([leaf for leaf in beside if isinstance(leaf, torch.Tensor)])
+        for leaf in call.beside():
+            self._sums[leaf.untyped_storage()._cdata] = bytes_of(leaf)
+
+    def _made_like(self, outcome: Any, given: list[torch.Tensor]) -> Any:
+        """What a unit returns, in the graph of what it was given."""
+        return tree_map_only(torch.Tensor, lambda like: _Made.apply(self._anchor, like, *given), outcome)
+
+    def _apart(self, leaf: Any) -> Any:
+        """An argument without its graph, to which nothing that is measured adds.
+
+        A loose parameter that only one unit reads is left: its gradient is handed on, as those of units' own are.
+        """
+        is_own = isinstance(leaf, nn.Parameter) and self._readers[id(leaf)] == 1
+        return leaf.detach() if isinstance(leaf, torch.Tensor) and not is_own else leaf
 
     def _note(self, name: str, module: nn.Module, call: Call, known: Measured) -> None:
         if name == self.structure.calls[-1]:
             self._head = known.facts.model_copy(update={"name": name})
             return
         boundary = bytes_of(call.leaves[call.boundary]) if call.boundary >= 0 else 0
-        if self._was_layer() or self._is_layer(name):
-            self._note_side(name, call, boundary)
+        seen = self._was_layer() or self._is_layer(name)
+        self._beside.append(self._bytes_beside(name, call, boundary) if seen else 0)
         before = self._measured[-1].output_bytes if self._measured else 0
         self._measured.append(
             known.facts.model_copy(
@@ -227,7 +282,7 @@ class _Trace:
             )
         )
 
-    def _note_side(self, name: str, call: Call, boundary: int) -> None:
+    def _bytes_beside(self, name: str, call: Call, boundary: int) -> int:
         """What is alive beside the unit's input: the first layer's input, if the model's code holds it, and the rest.
 
         Where nothing comes before the layers, no operation makes their input, and it belongs to the rest.
@@ -239,7 +294,7 @@ class _Trace:
         beside = stays.nbytes() if stays is not None and stays is not given else 0
         if self._is_layer(name):
             self.input_stays = beside > 0
-        self.side_bytes = max(self.side_bytes, self._tracker.live_bytes - boundary - beside)
+        return self._tracker.live_bytes - boundary - beside
 
     def _is_layer(self, name: str) -> bool:
         return name.startswith(f"{self.structure.layers}.")
@@ -257,3 +312,23 @@ class _Trace:
                 self._known[key] = measure(name, variety_of(module), self._own(module), call)
             self._inside = False
         return self._known[key]
+
+
+def _with_more_forward(unit: UnitFacts, passing: int) -> UnitFacts:
+    """The unit with so many bytes more that are alive while it runs forward, whatever it keeps."""
+    changes: dict[str, Any] = {"forward_workspace_bytes": unit.forward_workspace_bytes + passing}
+    for field in ("keeping_matmuls_bytes", "keeping_all_bytes"):
+        if measured := getattr(unit, field):
+            changes[field] = (measured[0] + passing, measured[1])
+    return unit.model_copy(update=changes)
+
+
+class _Made(torch.autograd.Function):
+    """A tensor like the one given, as what a unit returns has it: with a gradient, and saving nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, like: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        made = torch.empty_like(like)
+        if not made.is_floating_point():
+            ctx.mark_non_differentiable(made)
+        return made

@@ -65,7 +65,7 @@ def _backward(
         with mode:
             graphed = run()
         inputs, weights = call.differentiate(graphed, gradients, parameters)
-    return tracker.peak_bytes - _bytes([t for t in (*inputs, *weights) if t is not None])
+    return tracker.peak_bytes - _bytes([t for t in (*call.handed_on(inputs), *weights) if t is not None])
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:

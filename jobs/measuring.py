@@ -99,13 +99,14 @@ def _measure_saved(call: Call, parameters: list[nn.Parameter]) -> tuple[int, lis
     own = {t.untyped_storage()._cdata for t in [*parameters, *call.tensors()]}
     saved: dict[int, torch.Tensor] = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def keep(tensor: torch.Tensor) -> None:
+        """What the graph holds instead is nothing: an operation that saves its own result would hold itself for good."""
         saved[tensor.untyped_storage()._cdata] = tensor
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _Products() as products:
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda _: None), _Products() as products:
         graphed = call.forward_with_graph()
     total = sum(padded_bytes(tensor) for key, tensor in saved.items() if key not in own)
+    saved.clear()  # the graph holds the hook, and with it all that was saved
     del graphed
     return total, products.kernels
 
@@ -137,7 +138,7 @@ def _measure_backward(call: Call, outputs: list[torch.Tensor], parameters: list[
     tracker = StorageTracker()
     with tracker:
         inputs, weights = call.backward(None, gradients, parameters)
-    given_back = sum(bytes_of(t) for t in [*inputs, *weights] if t is not None)
+    given_back = sum(bytes_of(t) for t in [*call.handed_on(inputs), *weights] if t is not None)
     return max(0, tracker.peak_bytes - given_back)
 
 

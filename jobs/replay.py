@@ -82,6 +82,24 @@ class Call:
         """The tensors among the arguments, in order."""
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
+    def beside(self) -> list[torch.Tensor]:
+        """The tensors beside the boundary, and beside loose parameters, that want a gradient."""
+        wanted = zip(self._places(), self.needs_gradient, strict=True)
+        return [self.leaves[place] for place, needed in wanted if needed and not self._is_handed_on(place)]
+
+    def handed_on(self, inputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Of the gradients of `tensors` those of the boundary and of loose parameters.
+
+        Those of the others are added to what there is, and take memory until then.
+        """
+        return [gradient for place, gradient in zip(self._places(), inputs, strict=True) if self._is_handed_on(place)]
+
+    def _places(self) -> list[int]:
+        return [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+
+    def _is_handed_on(self, place: int) -> bool:
+        return place == self.boundary or isinstance(self.leaves[place], torch.nn.Parameter)
+
     def forward(self, boundary: torch.Tensor | None = None) -> Any:
         """Run the unit with ``boundary`` in its place (if given); what it returns is returned as it is."""
         if self.kernels_follow_graph:

@@ -13,6 +13,7 @@ from ...jobs.units import format_bytes
 from ..settings import Settings
 from . import options
 from .output import Output
+from .picture import check_places, write_text
 
 if TYPE_CHECKING:
     from ..probe import Measured
@@ -31,6 +32,7 @@ def command(
         from ...schedulers.hardware import hardware
         from ..probe import measure
 
+        check_places(out)
         settings = Settings.read()
         base = hardware(emulate).model_copy(update={"device": "emulated"}) if emulate else None
         with output.progress() as bars:
@@ -41,7 +43,7 @@ def command(
                 host_reserve_bytes=int(settings.host_reserve),
             )
         if out is not None:
-            out.write_text(measured.profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            write_text(out, measured.profile.model_dump_json(indent=1) + "\n")
         output.result(_data(measured), lambda console: _draw(console, measured))
 
 

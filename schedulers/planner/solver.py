@@ -109,6 +109,9 @@ def work_of(result: Any, model: Any, *, whole: bool) -> int:
 @contextmanager
 def _stdout_unheard() -> Iterator[None]:
     """HiGHS prints a line of its own whenever it repairs a solution, which would stand among a command's JSON."""
+    if sys.stdout is None:  # it was closed when the process began: there is nobody to hear
+        yield
+        return
     sys.stdout.flush()
     with _ALONE, Path(os.devnull).open("wb") as nowhere:
         heard = os.dup(STDOUT)

@@ -86,6 +86,36 @@ def test_the_peak_is_true_for_whole_logits_loose_parameters_and_units_called_twi
     assert real == pytest.approx(peak_over_time(lower(policy, facts)), rel=0.04)
 
 
+GLUED = {
+    "gpt2": {"n_embd": 64, "n_head": 4, "n_layer": 4, "n_positions": 64},
+    "bert": {
+        "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 4,
+        "max_position_embeddings": 64, "is_decoder": True,
+    },
+    "cpmant": {"hidden_size": 64, "dim_ff": 96, "num_attention_heads": 4, "dim_head": 16, "num_hidden_layers": 4},
+    "xlnet": {"d_model": 64, "n_layer": 4, "n_head": 4, "d_inner": 96},
+}  # fmt: skip
+"""Dropout and norms between embeddings and layers; biases that learn, of which every layer makes a gradient."""
+
+
+@pytest.mark.parametrize("family, short", [("gpt2", 0.01), ("bert", 0.01), ("cpmant", 0.01), ("xlnet", 0.05)])
+def test_what_the_model_keeps_between_its_units_is_part_of_the_promise(family, short):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, vocab_size=96, **GLUED[family])).train()
+    facts = model_facts(model, micro_batch=3, sequence_length=40, dtype="float32")
+    policy = Policy.from_homes(facts, ["host", "recompute", "gpu", "host", "gpu"])
+    program, batch = lower(policy, facts), padded_batch(model, 3, 40, 96)
+    real = peak_in_turn(model, policy, facts, batch)
+    assert 1 - short <= real / peak_over_time(program) <= 1.001
+    kept = tuple(LayerPolicy(index=i, internals="all", internals_home=("gpu", "host")[i % 2]) for i in range(4))
+    policy = Policy.from_homes(facts, ["host", "gpu", "gpu", "host", "gpu"]).model_copy(update={"layers": kept})
+    budget = Emulated(memory_bytes=lower(policy, facts).peak_bytes("gpu"))
+    with stream(model, policy, device=budget, facts=facts) as streamed:
+        for _ in range(2):
+            streamed.model(**batch).loss.backward()
+            streamed.gradients()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_device_of_the_promised_size_is_never_out_of_memory(seed, make_model, random_policy):
     choose = random.Random(seed)

@@ -21,3 +21,11 @@ def test_a_profile_that_plan_can_read(
     assert read.model_dump(mode="json") == answer["profile"]
     assert read.device == "emulated"
     assert read.gpu_memory_bytes == hardware("RTX3090").gpu_memory_bytes
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lazytrain.platform.probe.measure", None)
+    assert run(["profile", "--json", "--out", str(tmp_path / "none" / "node.json")]) == 2
+    assert "its folder does not exist" in json.loads(capsys.readouterr().out)["error"]["message"]

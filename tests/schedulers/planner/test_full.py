@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -79,6 +80,16 @@ def test_a_solver_that_fails_on_every_model_leaves_the_best_rule_and_an_honest_g
     assert answer.predicted and answer.solver and answer.solver.gap is not None
     assert answer.predicted.step_s == min(rule.step_s for rule in answer.baselines.values())
     assert answer.solver.status == "FEASIBLE" and answer.solver.gap > 0.01
+
+
+def test_a_process_without_stdout_plans_as_any_other(
+    facts: ModelFacts, make_profile: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that was started with ``>&-``: the solver's own lines have nowhere to go then."""
+    budgets: dict[str, Any] = {"gpu_memory": 44 * MIB, "baselines": False}
+    wanted = plan(facts, make_profile(), **budgets)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert plan(facts, make_profile(), **budgets).policy == wanted.policy
 
 
 def test_memory_for_everything_means_that_nothing_runs_twice(facts: ModelFacts, make_profile: Machine) -> None:
