@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
+from typing import Any
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,6 +45,35 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def facts_are_measured_once() -> Iterator[None]:
+    """Facts are a pure function of model and shape: the many plans and runs of one tiny model measure them once."""
+    from lazytrain.jobs import introspect
+    from lazytrain.jobs.train import setup
+
+    measure, known = introspect.model_facts, dict[str, Any]()
+
+    def facts(source: Any, **shape: Any) -> Any:
+        key = json.dumps([_described(source), shape], sort_keys=True, default=str)
+        if key not in known:
+            known[key] = measure(source, **shape)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(introspect, "model_facts", facts)
+        patch.setattr(setup, "model_facts", facts)
+        yield
+
+
+def _described(source: Any) -> Any:
+    """What facts depend on of a configuration or a model."""
+    if isinstance(source, dict):
+        return source
+    if not hasattr(source, "named_parameters"):
+        return source.to_dict()
+    return [source.config.to_dict(), [(name, p.shape, p.requires_grad) for name, p in source.named_parameters()]]
 
 
 HIDE = """

@@ -22,7 +22,7 @@ from lazytrain.platform.store import Role, Store
 
 
 @pytest.fixture
-def tiny_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tiny_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts_are_measured_once: None) -> Path:
     """The demo's job file with a hundredth of its rows."""
     monkeypatch.setattr(inputs, "_TRAIN_ROWS", 240)
     monkeypatch.setattr(inputs, "_EVAL_ROWS", 8)
