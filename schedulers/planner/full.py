@@ -12,7 +12,7 @@ unless the deadline comes first, which the answer then says, equal questions get
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from .bound import NODES, Bound, Certificate, bound_of, families_of, parts_of
 from .first import first_best
