@@ -157,6 +157,8 @@ class Programs(Fastest):
         parking, whole = Parking.of(best, self.question.facts), (0, len(best.layers))
         nvme = whole if "nvme" in best.homes else (0, 0)
         blocks = whole if "recompute" in best.homes else (0, 0)
+        if nvme[1] and blocks[1]:
+            return  # such programs have no order in which to go through their rows
         walks = []
         for weights, staging in dict.fromkeys([(best.weight_slots, best.staging_slots), *shapes]):
             family = Family((weights,) * 2, (staging,) * 2, nvme=nvme, blocks=blocks)

@@ -46,6 +46,7 @@ class Rows:
     """The rows of a model, in an order in which what one needs comes before it.
 
     Every row is to be a lower bound of at most one continuous variable, or to be what others say of it with equality.
+    Raises ValueError where a variable needs itself, as it may where blocks recompute and there is NVMe too.
     """
 
     def __init__(self, model: Any, step: Any) -> None:
@@ -69,6 +70,7 @@ class Rows:
             column: (np.array([row for row, _ in entries]), np.array([factor for _, factor in entries]))
             for column, entries in self.columns.items()
         }
+        self.continuous = [v for v in variables.ids if not self.chosen_ones[v]]
         self.order = list(self._ordered())
         self.checks = [number for number, row in enumerate(self.rows) if row.variable == CHECK]
 
@@ -101,15 +103,19 @@ class Rows:
             if row.variable != CHECK:
                 bounding[row.variable].append(number)
         begun: set[int] = set()
-        for variable in bounding:
+        known: set[int] = set()
+        for variable in self.continuous:
             stack = [(variable, False)]
             while stack:
                 here, finished = stack.pop()
                 if finished:
-                    yield here, bounding[here]
+                    if not known.issuperset(v for number in bounding.get(here, []) for v, _ in self.rows[number].terms):
+                        raise ValueError("the rows of the model have no order")
+                    known.add(here)
+                    yield here, bounding.get(here, [])
                 elif here not in begun:
                     begun.add(here)
-                    needed = [v for number in bounding[here] for v, _ in self.rows[number].terms]
+                    needed = [v for number in bounding.get(here, []) for v, _ in self.rows[number].terms]
                     stack += [(here, True), *((v, False) for v in needed if v not in begun)]
 
     def base(self, chosen: Iterable[int]) -> Array:

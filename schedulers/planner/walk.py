@@ -104,7 +104,7 @@ class Walk:
 
     def policy(self, state: State) -> Policy:
         """The policy that a state means."""
-        chosen = self._chosen(state)
+        chosen = self.chosen(state)
         return self.choices.decode(_Values(chosen or set()))
 
     def _end(self, state: State, start: int) -> int:
@@ -128,7 +128,7 @@ class Walk:
         some = self.choices.some_on_nvme
         return [some.id] if some is not None and any(home == "nvme" for home, _ in state) else []
 
-    def _chosen(self, state: State) -> set[int] | None:
+    def chosen(self, state: State) -> set[int] | None:
         chosen = set(self._some_on_nvme(state))
         for i in range(self.layers):
             variables = self._variables(state, i)
@@ -139,7 +139,7 @@ class Walk:
 
     # ---- moves
 
-    def _moves(self, state: State, turn: int) -> Iterator[Move]:
+    def moves(self, state: State, turn: int) -> Iterator[Move]:
         """Those of the layers whose turn it is, alone or with one above them."""
         turns = max(1, self.layers // LOOKED_AT)
         for i, layer in list(enumerate(state))[turn % turns :: turns]:
@@ -153,16 +153,16 @@ class Walk:
                 if state[j] != layer:
                     yield ((i, state[j]), (j, layer))
 
-    def _change(self, state: State, move: Move) -> Change | None:
+    def change(self, state: State, move: Move) -> Change | None:
         """What the move changes among the variables; None if it may not be made."""
-        moved = _moved(state, move)
+        then = moved(state, move)
         touched = {i for i, _ in move}
         if any("recompute" in (state[i][0], layer[0]) for i, layer in move):
             touched |= {next((k for k in range(i - 1, -1, -1) if state[k][0] != "recompute"), 0) for i in touched}
-            touched |= {next((k for k in range(i - 1, -1, -1) if moved[k][0] != "recompute"), 0) for i in touched}
-        gone, come = self._some_on_nvme(state), self._some_on_nvme(moved)
+            touched |= {next((k for k in range(i - 1, -1, -1) if then[k][0] != "recompute"), 0) for i in touched}
+        gone, come = self._some_on_nvme(state), self._some_on_nvme(then)
         for i in touched:
-            before, after = self._variables(state, i), self._variables(moved, i)
+            before, after = self._variables(state, i), self._variables(then, i)
             if before is None or after is None:
                 return None
             gone, come = gone + before, come + after
@@ -175,7 +175,7 @@ class Walk:
 
         ``seed`` decides for how long a layer does not become again what it was: another one is another walk.
         """
-        state, chosen = start, self._chosen(start)
+        state, chosen = start, self.chosen(start)
         if chosen is None:
             return None
         choose, price, best, best_step, since = random.Random(seed), BEYOND, None, np.inf, 0
@@ -192,11 +192,11 @@ class Walk:
             move, change, fits, (fitting_step, fitting) = found
             since += 1
             if fitting is not None and fitting_step < best_step * (1 - FITS):
-                best, best_step, since = _moved(state, fitting), fitting_step, 0
+                best, best_step, since = moved(state, fitting), fitting_step, 0
             if best_step * self.problem.horizon_s <= enough_s or since > PATIENCE:
                 break
             kept_until |= {(i, state[i]): step + choose.randint(*KEPT_FOR) for i, _ in move}
-            state, chosen = _moved(state, move), (chosen - set(change[0])) | set(change[1])
+            state, chosen = moved(state, move), (chosen - set(change[0])) | set(change[1])
             price *= 1 / DEARER if fits else DEARER
         return best
 
@@ -204,9 +204,7 @@ class Walk:
         self, state: State, chosen: set[int], price: float, best_step: float, kept: set[tuple[int, Layer]], turn: int
     ) -> tuple[Move, Change, bool, tuple[float, Move | None]] | None:
         """The move to make, and the one to the fastest policy that fits."""
-        moves = [
-            (move, change) for move in self._moves(state, turn) if (change := self._change(state, move)) is not None
-        ]
+        moves = [(move, change) for move in self.moves(state, turn) if (change := self.change(state, move)) is not None]
         if not moves:
             return None
         self.looked_at += len(moves) + AT_LEAST
@@ -236,8 +234,7 @@ class _Values(dict[Any, float]):
         return float(variable.id in self.chosen)
 
 
-def _moved(state: State, move: Move) -> State:
-    moved = list(state)
-    for i, layer in move:
-        moved[i] = layer
-    return tuple(moved)
+def moved(state: State, move: Move) -> State:
+    """The state after a move."""
+    changed = dict(move)
+    return tuple(changed.get(i, layer) for i, layer in enumerate(state))
