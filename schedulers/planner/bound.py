@@ -109,7 +109,9 @@ def within(problem: Problem, family: Family) -> Problem:
     return replace(problem, budgets=budgets, longest_block=problem.longest_block if family.blocks[1] else 1)
 
 
-def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float, whole: bool = False) -> Bound:
+def bound_of(
+    problem: Problem, family: Family, *, backend: str, deadline: float, whole: bool = False, nodes: int = NODES
+) -> Bound:
     """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest.
 
     With ``whole`` layers do not choose in parts, which is tighter where few of them fill the GPU, and takes as long as
@@ -130,9 +132,10 @@ def bound_of(problem: Problem, family: Family, *, backend: str, deadline: float,
     timing = LooseTiming(choices, family)
     _demand(model, choices, family)
     model.minimize(timing.step)
-    nodes = 1 if whole else NODES
     try:
-        result = run_solver(model, backend, max(0.05, deadline - time.monotonic()), GAP, nodes, quick=whole)
+        result = run_solver(
+            model, backend, max(0.05, deadline - time.monotonic()), GAP, 1 if whole else nodes, quick=whole
+        )
     except SolverFailed:
         return Bound(family, min(least_s, problem.horizon_s), work=MODEL_WORK, whole=whole)
     work = work_of(result, model, whole=whole)

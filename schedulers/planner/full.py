@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from .bound import Bound, Certificate, bound_of, families_of, parts_of
+from .bound import NODES, Bound, Certificate, bound_of, families_of, parts_of
 from .first import first_best
 from .loose import Family
 from .problem import MOST_MICRO_BATCHES, Shape
-from .programs import PATTERN_WORK, WORK, Key, Programs
+from .programs import WORK, Key, Programs
 from .search import Question
 
 PROOF: Final = 0.0099
@@ -27,12 +27,12 @@ SPARE: Final = 0.95
 """Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
 LIKELY: Final = ((3, 3), (2, 3))
 """Weight and staging slots of the shapes that are tried first."""
-FAMILIES: Final = 24
+FEW_LAYERS: Final = 16
+"""Chains of which the solver needs no help to find good policies."""
+FAMILIES: Final = 48
 """Most families that are bounded."""
 PROGRAMS: Final = 6
 """Most exact programs that are solved."""
-FARTHER: Final = 2.0
-"""So many times the proof's share from the family's bound, further shapes are tried without restriction."""
 
 
 class Search(Programs):
@@ -60,18 +60,21 @@ class Search(Programs):
         higher than the others are.
         """
         first, *others = families_of(self._problem())
-        self._begin(first)
-        self._polish(self.certificate.bound_s)
-        for family in (family for family in others if not family.blocks[1]):
-            bound = self._bound(family, self._spared_s)
+        bounds = [self._begin(first)]
+        bounds += [self._bound(family, self._spared_s) for family in others if not family.blocks[1]]
+        for bound in bounds:
             self.certificate.add(bound)
-            if bound.bound_s < self.step_s * (1 - PROOF):
+        for bound in sorted(bounds, key=lambda bound: (bound.family.parked != first.parked, bound.bound_s)):
+            if bound.bound_s < self.step_s * (1 - PROOF) and (bound is not bounds[0] or first.parked[0]):
                 self._try(bound, *LIKELY[0])
+        if not self.proven and self._walks:
+            self._polish(bounds[0], LIKELY)
         self._settle()
         for family in (family for family in others if family.blocks[1]):
             self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s)))
         self._settle()
-        self._polish(self.certificate.bound_s)
+        if not self.proven and self._walks:
+            self._polish(bounds[0], LIKELY)
 
     def _settle(self) -> None:
         """Look more closely at the family that holds the proof down, and the next, as long as there is any."""
@@ -83,27 +86,36 @@ class Search(Programs):
         """Families in which nobody is faster than this need no bound of their own."""
         return self.step_s * (1 - SPARE * PROOF)
 
-    def _begin(self, family: Family) -> None:
+    def _begin(self, family: Family) -> Bound:
         """Bound the first family, and try the shapes at once that most often are the best ones."""
         bound = self._bound(family)
-        self.certificate.add(bound)
-        for weights, staging in LIKELY:
-            if not self.proven:
+        for weights, staging in LIKELY if not family.parked[0] else ():
+            if bound.bound_s < self.step_s * (1 - PROOF):
                 self._try(bound, weights, staging)
+        return bound
 
     def _try(self, bound: Bound, weights: int, staging: int) -> None:
-        """Solve the exact program of one shape of a family, and some with evenly spread swaps beside it."""
+        """Look for policies of one shape of a family: on walks, but with NVMe by its exact program first."""
         family = replace(bound.family, weights=(weights,) * 2, staging=(staging,) * 2)
-        key = self._key(replace(bound, family=family))
-        if key in self.programs:
-            return
-        patterns, begun = self._patterns(bound), bool(self.programs)
-        for swapped in (*patterns, None) if begun else (None, *patterns):
-            near = FARTHER if begun and patterns and swapped is None else 1.0
-            if swapped is not None and self.work >= PATTERN_WORK:
-                continue
-            if self._goes_on() and bound.bound_s < self.step_s * (1 - near * PROOF):
-                self._solve(replace(bound, family=family), key, swapped)
+        own = replace(bound, family=family)
+        key = self._key(own)
+        wants = self._wants_nvme(bound)
+        if (wants or not self._walks) and key not in self.programs and self._goes_on():
+            self._solve(own, key)
+        if self._walks and self._goes_on() and not (family.nvme[1] or family.parked[1]):
+            self._walk(own, key[0])
+
+    @staticmethod
+    def _wants_nvme(bound: Bound) -> bool:
+        """Whether the bound has more on NVMe than every member of its family must have."""
+        family, counts = bound.family, bound.counts
+        more = counts is not None and counts.nvme > family.nvme[0]
+        return bool(more or (family.parked[1] and not family.nvme[1]))
+
+    @property
+    def _walks(self) -> bool:
+        """Whether to walk at all: of few layers the exact program finds the best policy at once."""
+        return len(self.question.facts.layers) > FEW_LAYERS
 
     def _open(self, least: Bound) -> bool:
         """Replace the family that holds the proof down by what is better known; False if nothing more can be."""
@@ -116,7 +128,7 @@ class Search(Programs):
             if known is None or better > least.bound_s:
                 self.certificate.add(replace(least, bound_s=max(least.bound_s, better)))
                 return True
-            if not (least.whole or family.nvme[1] or family.blocks[1] or family.parked[1]):
+            if not (least.whole or family.nvme[1] or family.parked[1]):
                 bound = self._bound(family, self._spared_s, whole=True)
                 self.certificate.add(replace(least, bound_s=max(least.bound_s, bound.bound_s), whole=True))
                 return True
@@ -146,7 +158,10 @@ class Search(Programs):
     def _bound(self, family: Family, enough_s: float = float("inf"), *, whole: bool = False) -> Bound:
         """The family's bound, or that nobody in it is faster than the best policy, or than is enough to know."""
         question, problem = self.question, replace(self._problem(), horizon_s=min(self.step_s, enough_s))
-        bound = bound_of(problem, family, backend=question.backend, deadline=question.deadline, whole=whole)
+        nodes = NODES if self.work < WORK / 2 else 1
+        bound = bound_of(
+            problem, family, backend=question.backend, deadline=question.deadline, whole=whole, nodes=nodes
+        )
         self.work += bound.work
         return bound
 

@@ -49,8 +49,6 @@ class Problem:
     optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
     on_nvme: frozenset[int] | None = None
     """The only layers whose boundaries may be on NVMe; None for all."""
-    swapped: frozenset[int] | None = None
-    """The only layers whose internals may go to the host; None for all."""
 
     @property
     def micro_batches(self) -> int:

@@ -1,11 +1,12 @@
 """The exact programs of a search: which are solved for a family, and how each becomes a policy that fits.
 
-Where many layers are alike the solver finds good policies late. Those in which the layers that swap their internals,
-and the boundaries on NVMe, are evenly spread are nearly as good, and most often found at once: they are tried as well.
+Where many layers are alike the solver finds good policies late, and a `walk` finds them soon: from the best policy so
+far, and from one that makes the bound's choices in layers that are evenly spread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,9 +16,11 @@ from .bound import Bound, within
 from .counts import Counts, count
 from .exact import Exact, solve_exact
 from .first import Fastest
+from .loose import Family
 from .parking import NOTHING, Parking, quickest_parking
 from .problem import MOST_MICRO_BATCHES, Problem, Shape
 from .search import Question
+from .walk import State, Walk
 
 ENOUGH: Final = 0.0095
 """Share of its bound, or of its family's, within which a policy ends the solver's work on its shape."""
@@ -29,12 +32,11 @@ NODES: Final = 1500
 """Nodes of the solver's search tree times layers, after which the first exact program is left; later ones sooner."""
 TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
-PATTERNS: Final = (0.9, 1.1)
-"""Beside an exact program, some in which only so many layers may swap, evenly spread, in parts of the bound's count."""
-PATTERN_WORK: Final = 20_000
-"""Work after which none of these is begun any more: one in which nothing is found may take as long as all before."""
-PATTERN_GAP: Final = 0.003
-"""Share of its bound within which a policy ends the solver's work on one of these."""
+MORE_SWAPS: Final = (1, 0)
+"""Walks begin where so many layers more swap their internals than in the bound, which takes parts of layers too."""
+POLISH_WORK: Final = 8_000
+POLISHES: Final = 20
+"""Work and walks, of each shape, that may go into the best policy when all families have been looked at."""
 MORE_ROOM: Final = 2
 """Boundaries for which more is parked each time that an exact program finds nothing with what is."""
 
@@ -49,7 +51,6 @@ class Programs(Fastest):
         super().__init__(question)
         self.programs: dict[Key, Exact] = {}
         self.work = 0
-        self._polished: Policy | None = None
 
     def _problem(self) -> Problem:
         question = self.question
@@ -72,53 +73,106 @@ class Programs(Fastest):
         self.work += exact.work
         return exact
 
-    def _solve(self, least: Bound, key: Key, swapped: int | None = None) -> Exact:
-        """The fastest policy of a family's shape; resident layers or memory are taken from it until it fits.
-
-        With ``swapped``, the fastest one in which only so many layers, evenly spread, swap their internals.
-        """
-        question, layers = self.question, len(self.question.facts.layers)
+    def _solve(self, least: Bound, key: Key) -> Exact:
+        """The fastest policy of a family's shape; resident layers or memory are taken from it until it fits."""
         shape, longest, nvme = key
         problem = within(replace(self._problem(), shape=shape), least.family)
-        on_nvme = frozenset(_spread(layers, nvme)) if nvme < layers else None
-        spread = None if swapped is None else frozenset(_spread(layers, swapped))
-        problem = replace(problem, on_nvme=on_nvme, swapped=spread, longest_block=longest)
-        first: Exact | None = None
+        problem = replace(problem, on_nvme=self._on_nvme(nvme), longest_block=longest)
         more_bytes = 0
         for _ in range(TRIES):
             exact = self._exactly(
                 problem,
-                gap=ENOUGH if swapped is None else PATTERN_GAP,
-                nodes=1 if nvme or swapped else self._nodes(layers),
-                quick=bool(self.programs or swapped),
+                gap=ENOUGH,
+                nodes=1 if nvme else self._nodes(),
+                quick=bool(self.programs),
                 enough_s=least.bound_s / (1 - ENOUGH),
             )
-            first = first or exact
-            if exact.policy is None and least.counts and 0 < nvme < least.counts.nvme:
-                nvme = min(least.counts.nvme, layers * 2 // 3 if nvme < layers * 2 // 3 else layers)
-                problem = replace(problem, on_nvme=frozenset(_spread(layers, nvme)))
-                continue
-            if exact.policy is None and shape.parked == NOTHING:
+            self.programs.setdefault(key, exact)
+            changed: Problem | None
+            if exact.policy is not None:
+                changed = self._offer(problem, exact.policy)
+            elif least.counts and 0 < nvme < least.counts.nvme:
+                nvme = min(least.counts.nvme, self._more_on_nvme(nvme))
+                changed = replace(problem, on_nvme=self._on_nvme(nvme))
+            else:
+                more_bytes += MORE_ROOM * max(self.question.facts.boundary_bytes)
+                changed = self._with_more_parked(problem, least.counts, more_bytes)
+            if changed is None:
                 break
-            if exact.policy is None:  # the bound's parts of layers had more room than whole ones
-                more_bytes += MORE_ROOM * max(question.facts.boundary_bytes)
-                parking = self._parking(least.counts, more_bytes)
-                if parking == problem.shape.parked:
-                    break
-                problem = replace(problem, shape=replace(problem.shape, parked=parking))
-                continue
-            short = self.offer(exact.policy.model_copy(update={"accumulation": question.accumulation}))
-            if not short or "nvme" in short:
-                break
-            problem = _smaller(problem, short, layers)
-        assert first is not None
-        if swapped is None:
-            self.programs[key] = first
-        return first
+            problem = changed
+        return self.programs[key]
 
-    def _nodes(self, layers: int) -> int:
+    def _offer(self, problem: Problem, policy: Policy) -> Problem | None:
+        """Offer a policy of the problem's; what to solve instead if it does not fit and there is anything."""
+        short = self.offer(policy.model_copy(update={"accumulation": self.question.accumulation}))
+        return _smaller(problem, short, len(self.question.facts.layers)) if short and "nvme" not in short else None
+
+    def _on_nvme(self, boundaries: int) -> frozenset[int] | None:
+        layers = len(self.question.facts.layers)
+        return frozenset(_spread(layers, boundaries)) if boundaries < layers else None
+
+    def _more_on_nvme(self, boundaries: int) -> int:
+        layers = len(self.question.facts.layers)
+        return layers * 2 // 3 if boundaries < layers * 2 // 3 else layers
+
+    def _with_more_parked(self, problem: Problem, counts: Counts | None, more_bytes: int) -> Problem | None:
+        """The bound's parts of layers had more room than whole ones have; None if nothing more can be parked."""
+        shape = problem.shape
+        parking = NOTHING if shape.parked == NOTHING else self._parking(counts, more_bytes)
+        return None if parking == shape.parked else replace(problem, shape=replace(shape, parked=parking))
+
+    def _walk(self, bound: Bound, shape: Shape) -> None:
+        """Walk to better policies of a family's shape."""
+        walk = self._walker(bound, shape)
+        starts = [walk.state(self.best)]
+        starts += [walk.spread(bound.counts, more) for more in MORE_SWAPS] if bound.counts else []
+        for start in dict.fromkeys(starts):
+            self._walk_from(walk, start, bound.bound_s)
+
+    def _walker(self, bound: Bound, shape: Shape) -> Walk:
+        """A walk in a family's shape, with blocks as long as the bound's or the best policy's."""
+        longest = 1
+        if bound.family.blocks[1]:
+            counted = (bound.counts or Counts(), count(self.best, self.question.facts))
+            longest = min(self.question.longest_block, max(counts.longest_block for counts in counted))
+        return Walk(replace(within(replace(self._problem(), shape=shape), bound.family), longest_block=longest))
+
+    def _walk_from(self, walk: Walk, start: State, bound_s: float, seed: int = 0) -> None:
+        """Walk, and again with less memory as long as what is found does not fit."""
+        for _ in range(TRIES):
+            if self.step_s <= bound_s / (1 - ENOUGH) or self.question.seconds_left() <= 0:
+                break
+            before = walk.work
+            found = walk.best(start, bound_s / (1 - ENOUGH), seed)
+            self.work += walk.work - before
+            smaller = self._offer(walk.problem, walk.policy(found)) if found else None
+            if smaller is None or smaller.shape != walk.problem.shape or found is None:
+                break
+            walk, start = Walk(smaller), found
+
+    def _polish(self, bound: Bound, shapes: Sequence[tuple[int, int]]) -> None:
+        """Walk on, with the best policy's slots and with others, from there and from where a bound would begin."""
+        best, bound_s, until = self.best, self.certificate.bound_s, self.work + POLISH_WORK
+        resident = frozenset(layer.index for layer in best.layers if layer.resident)
+        parking, whole = Parking.of(best, self.question.facts), (0, len(best.layers))
+        nvme = whole if "nvme" in best.homes else (0, 0)
+        blocks = whole if "recompute" in best.homes else (0, 0)
+        if nvme[1] and blocks[1]:
+            return  # such programs have no order in which to go through their rows
+        walks = []
+        for weights, staging in dict.fromkeys([(best.weight_slots, best.staging_slots), *shapes]):
+            family = Family((weights,) * 2, (staging,) * 2, nvme=nvme, blocks=blocks)
+            walks.append(self._walker(Bound(family, bound_s), Shape(weights, staging, resident, parking)))
+        for seed in range(1, POLISHES):
+            for walk in walks:
+                again = seed % 2 or bound.counts is None
+                start = walk.state(self.best) if again else walk.spread(bound.counts, seed // 2 % 3)
+                if self.work < until:
+                    self._walk_from(walk, start, bound_s, seed)
+
+    def _nodes(self) -> int:
         """How much of the search tree the next exact program may see."""
-        left = max(0.0, 1 - self.work / WORK)
+        layers, left = len(self.question.facts.layers), max(0.0, 1 - self.work / WORK)
         return max(1, int(NODES / layers / max(1, len(self.programs)) * left))
 
     def _key(self, least: Bound) -> Key:
@@ -143,35 +197,6 @@ class Programs(Fastest):
         wanted = counts.parked_bytes + more_bytes
         plain = self.best.parked()
         return quickest_parking(plain, question.facts, question.profile, wanted, counts.nvme) or NOTHING
-
-    def _patterns(self, bound: Bound) -> list[int]:
-        """How many layers may swap their internals, in the programs that are tried first."""
-        family, kept, layers = bound.family, bound.counts.kept if bound.counts else {}, len(self.question.facts.layers)
-        number = sum(many for (_, _, home), many in kept.items() if home == "host")
-        if layers <= WHOLE_LAYERS or number < 2 or family.nvme[1] or family.residents[1] or family.parked[1]:
-            return []
-        return [round(number * part) for part in PATTERNS if round(number * part) < layers]
-
-    def _polish(self, enough_s: float) -> None:
-        """Improve the best policy unless it is near the bound or uses NVMe: slots, residents and who swaps stay."""
-        best, facts = self.best, self.question.facts
-        if best == self._polished:
-            return
-        near = enough_s >= self.step_s * (1 - PATTERN_GAP) or len(facts.layers) <= WHOLE_LAYERS
-        if near or "nvme" in best.homes or self.question.seconds_left() <= 0:
-            return
-        resident = frozenset(layer.index for layer in best.layers if layer.resident)
-        problem = replace(
-            self._problem(),
-            shape=Shape(best.weight_slots, best.staging_slots, resident, Parking.of(best, facts)),
-            longest_block=count(best, facts).longest_block,
-            on_nvme=frozenset(),
-            swapped=frozenset(layer.index for layer in best.layers if layer.internals_home == "host"),
-        )
-        exact = self._exactly(problem, gap=PATTERN_GAP, nodes=1, quick=True, enough_s=enough_s)
-        if exact.policy is not None:
-            self.offer(exact.policy.model_copy(update={"accumulation": self.question.accumulation}))
-        self._polished = self.best
 
 
 def _spread(layers: int, number: int) -> list[int]:

@@ -92,13 +92,12 @@ class Variables:
 
     def _add_kept(self) -> None:
         sorts = sorts_of(self.facts)
-        swapped = self.layers if self.problem.swapped is None else self.problem.swapped
         for i in self.layers:
             for kept in KEPT:
                 size = self.facts.layers[i].kept_bytes(kept)
                 if size:
                     self.kept[i, kept, "gpu"] = self._choice(("kept", sorts[i], kept, "gpu"))
-                if size and self.host_room >= size and i in swapped:
+                if size and self.host_room >= size:
                     self.kept[i, kept, "host"] = self._choice(("kept", sorts[i], kept, "host"))
         for key, variable in self.kept.items():
             self._kept_of[key[0]].append((key, variable))
