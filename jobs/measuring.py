@@ -99,9 +99,10 @@ def _measure_saved(call: Call, parameters: list[nn.Parameter]) -> tuple[int, lis
     own = {t.untyped_storage()._cdata for t in [*parameters, *call.tensors()]}
     saved: dict[int, torch.Tensor] = {}
 
-    def keep(tensor: torch.Tensor) -> None:
-        """What the graph holds instead is nothing: an operation that saves its own result would hold itself for good."""
+    def keep(tensor: torch.Tensor) -> Any:
+        """The graph holds nothing in its place: an operation that saves its own result would hold itself for good."""
         saved[tensor.untyped_storage()._cdata] = tensor
+        return None
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda _: None), _Products() as products:
         graphed = call.forward_with_graph()
