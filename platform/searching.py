@@ -25,7 +25,7 @@ from .cluster.local import Connection
 from .cluster.run_process import Pulse, asked_to_stop, device_of, end_of
 from .cluster.runs import RunOrder
 from .logs import quiet_libraries
-from .planning import load_tokenizer
+from .models import load_tokenizer
 from .settings import Settings
 from .trial import Order, run_probe
 from .tuning import Search, SearchOrder, Trial, search_batch

@@ -15,7 +15,7 @@ from ...jobs.errors import InputError
 from ...jobs.frozen import Frozen
 from ...jobs.model_facts import ModelFacts
 from ..known_facts import KnownFacts
-from ..planning import ModelSource, facts_of, find_model, load_tokenizer, model_of, shape_of
+from ..models import ModelSource, facts_of, find_model, load_tokenizer, model_of, shape_of
 from ..settings import Settings
 
 if TYPE_CHECKING:

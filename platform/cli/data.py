@@ -40,7 +40,7 @@ def check(
     with Output.opened(as_json) as output:
         from ...jobs import data
         from ...jobs.spec import load_spec
-        from ..planning import load_tokenizer
+        from ..models import load_tokenizer
 
         job = load_spec(spec, overrides or ())
         tokenizer = load_tokenizer(job)

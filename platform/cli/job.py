@@ -14,16 +14,8 @@ from ...jobs.spec import JobSpec
 from ...schedulers.hardware import HardwareProfile
 from ...schedulers.planner import Plan
 from ..known_facts import KnownFacts
-from ..planning import (
-    Limits,
-    device_kind,
-    emulated,
-    facts_of,
-    load_tokenizer,
-    make_plan,
-    model_of,
-    predicted_batch,
-)
+from ..models import facts_of, load_tokenizer, model_of
+from ..planning import Limits, device_kind, emulated, make_plan, predicted_batch
 from ..probe import measure
 from ..settings import Settings
 

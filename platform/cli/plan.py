@@ -55,7 +55,8 @@ def command(
         from ...schedulers.hardware import hardware
         from ..admission.measuring import measuring_of
         from ..beside import beside
-        from ..planning import Limits, import_solver, make_plan, spare_imports
+        from ..models import spare_imports
+        from ..planning import Limits, import_solver, make_plan
         from ..settings import Settings
 
         check_places(out, html)

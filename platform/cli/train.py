@@ -58,7 +58,8 @@ def command(
 
 
 def _train(spec: JobSpec, given: Policy | None, device: str, bars: Bars, stop: Callable[[], bool]) -> Result:
-    from ..planning import feasible_policy, uncollected
+    from ..models import uncollected
+    from ..planning import feasible_policy
 
     with uncollected():
         from ...jobs.train import shown, train

@@ -59,7 +59,7 @@ def _search(
 ) -> Search:
     import uuid
 
-    from ..planning import uncollected
+    from ..models import uncollected
 
     with uncollected():
         from ..cluster import RayCluster

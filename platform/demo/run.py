@@ -25,17 +25,8 @@ from ...schedulers.hardware import HardwareProfile
 from ...schedulers.planner import Plan
 from ..cluster import Cluster, RayCluster, Tracking, TrainingOrder
 from ..logs import Reporter
-from ..planning import (
-    Limits,
-    Observation,
-    calibrate,
-    emulated,
-    facts_of,
-    feasible_policy,
-    find_model,
-    make_plan,
-    plain_training_bytes,
-)
+from ..models import facts_of, find_model
+from ..planning import Limits, Observation, calibrate, emulated, feasible_policy, make_plan, plain_training_bytes
 from ..settings import Settings
 from ..trial import Order, run_probe
 from ..tuning import Search, SearchOrder, Trial, search_batch

@@ -60,7 +60,8 @@ from lazytrain.jobs.spec import JobSpec
 from lazytrain.platform.cluster.local import LocalRay
 from lazytrain.platform.demo.inputs import write_inputs
 from lazytrain.platform.logs import quiet_libraries
-from lazytrain.platform.planning import emulated, facts_of, model_of
+from lazytrain.platform.models import facts_of, model_of
+from lazytrain.platform.planning import emulated
 from lazytrain.platform.probe import measure
 from lazytrain.platform.settings import Settings
 from lazytrain.platform.trial import Order, Report, run_probe, standard_error

@@ -13,7 +13,7 @@ from typing import Any
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.platform import known_facts
 from lazytrain.platform.known_facts import KnownFacts
-from lazytrain.platform.planning import facts_of
+from lazytrain.platform.models import facts_of
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -1,28 +1,22 @@
-import gc
-import json
-import subprocess
-import sys
+"""What the planner may use, what it answers for people, and what probes correct."""
+
 from pathlib import Path
 
 import pytest
 
-from lazytrain.jobs.errors import DoesNotFit, HardwareError, InputError, ModelError
+from lazytrain.jobs.errors import DoesNotFit, HardwareError, InputError
 from lazytrain.jobs.spec import load_spec
+from lazytrain.platform.models import facts_of, find_model, model_of
 from lazytrain.platform.planning import (
     Limits,
     Observation,
     calibrate,
     device_kind,
     emulated,
-    facts_of,
     feasible_policy,
-    find_model,
     make_plan,
-    model_of,
     plain_training_bytes,
     predicted_batch,
-    shape_of,
-    uncollected,
 )
 from lazytrain.schedulers.hardware import hardware
 from lazytrain.schedulers.simulator import simulate
@@ -44,27 +38,17 @@ def facts():  # type: ignore[no-untyped-def]
     return facts_of(CONFIG, batch=4, length=16)
 
 
-def test_a_model_is_found_by_shape_file_and_folder(tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(CONFIG))
-    assert find_model("qwen2.5-7b")["model_type"] == "qwen2"  # type: ignore[index]
-    assert find_model(str(file)) == CONFIG
-    assert find_model(str(tmp_path)).hidden_size == 64  # type: ignore[union-attr]
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e9])
+def test_the_solver_has_a_time_that_ends(seconds: float) -> None:
+    with pytest.raises(InputError, match="the solver cannot have"):
+        Limits().override(solve_seconds=seconds)
 
 
-@pytest.mark.parametrize("text", ["not json", "[]", "{}", '{"model_type": 3}', "[" * 100_000, " " * (1 << 25), "\0"])
-def test_a_file_that_is_no_configuration(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(text)
-    with pytest.raises(ModelError, match="not a model configuration"):
-        find_model(str(file))
-
-
-@pytest.mark.parametrize("config", [{**CONFIG, "num_hidden_layers": "three"}, [], None])
-def test_a_folder_whose_configuration_is_none_is_named(tmp_path: Path, config: object) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=f"no model configuration at {tmp_path}: .+"):
-        find_model(str(tmp_path))
+def test_limits_come_from_the_job_file(tiny_job: Path) -> None:
+    limits = Limits.of(load_spec(tiny_job, ("plan.gpu_memory=1GB", "plan.nvme=null")))
+    assert (limits.gpu_memory, limits.host_memory, limits.nvme) == (10**9, None, 0)
+    changed = limits.override(host_memory="2GB", planner=None)
+    assert (changed.gpu_memory, changed.host_memory, changed.planner) == (10**9, "2GB", limits.planner)
 
 
 def test_a_job_with_adapters_is_planned_as_what_it_trains(tiny_job: Path) -> None:
@@ -83,67 +67,6 @@ def test_a_job_with_adapters_is_planned_as_what_it_trains(tiny_job: Path) -> Non
     assert adapted.trainable_parameters < full.trainable_parameters / 5
     with pytest.raises(ModelError, match="no module 'q_prj'"):
         model_of(load_spec(tiny_job, ("lora={target_modules: [q_prj]}",)))
-
-
-@pytest.mark.parametrize("name", ["", "a" * 5000, "a\0b", "no/such/folder", "/no/such", "../no", "[red]", "a b"])
-def test_what_is_neither_a_path_nor_a_hub_id_is_said_in_a_line(name: str) -> None:
-    with pytest.raises(ModelError, match="no such file or folder") as caught:
-        find_model(name)
-    assert len(caught.value.message) < 200 and "\n" not in caught.value.message and "config.json" in caught.value.hint
-
-
-def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def nobody(url: str, **_: object) -> None:
-        asked.append(url)
-        raise ConnectionError("Name or service not known")
-
-    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", nobody)
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
-    with pytest.raises(ModelError, match=r"no file or folder, and the hub does not answer \(Name or service"):
-        find_model("somebody/no-such-model")
-    assert len(asked) == 1 and asked[0].endswith("/somebody/no-such-model/resolve/main/config.json")
-
-
-def test_a_hub_that_knows_no_such_model_says_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(name: str, **_: object) -> None:
-        raise OSError(f"{name} is not a model identifier listed on the hub")
-
-    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", said)
-    with pytest.raises(ModelError, match="is not a model identifier"):
-        find_model("somebody/no-such-model")
-
-
-def test_code_that_a_model_brings_is_not_run(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(
-        json.dumps({**CONFIG, "model_type": "own", "auto_map": {"AutoConfig": "own.Config"}})
-    )
-    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(ModelError, match="brings code of its own") as caught:
-        find_model(str(tmp_path))
-    assert "trust_remote_code: true" in caught.value.hint
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_configuration_with_an_infinite_value_has_a_shape_to_be_known_by(tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**CONFIG, "time_step_limit": [0.0, float("inf")]}))
-    assert shape_of(find_model(str(file))) == {**CONFIG, "time_step_limit": [0.0, "Infinity"]}
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e9])
-def test_the_solver_has_a_time_that_ends(seconds: float) -> None:
-    with pytest.raises(InputError, match="the solver cannot have"):
-        Limits().override(solve_seconds=seconds)
-
-
-def test_limits_come_from_the_job_file(tiny_job: Path) -> None:
-    limits = Limits.of(load_spec(tiny_job, ("plan.gpu_memory=1GB", "plan.nvme=null")))
-    assert (limits.gpu_memory, limits.host_memory, limits.nvme) == (10**9, None, 0)
-    changed = limits.override(host_memory="2GB", planner=None)
-    assert (changed.gpu_memory, changed.host_memory, changed.planner) == (10**9, "2GB", limits.planner)
 
 
 def test_reasons_become_an_error(facts) -> None:  # type: ignore[no-untyped-def]
@@ -206,35 +129,3 @@ def test_the_batch_with_the_best_prediction() -> None:
 
     best = feasible_policy(predicted_batch(plan_batch, low=1, high=4))
     assert best.micro_batch == 4  # the weights' loads are shared by more rows
-
-
-def test_garbage_is_collected_again_after_imports() -> None:
-    assert gc.isenabled()
-    with pytest.raises(ImportError), uncollected():
-        assert not gc.isenabled()
-        raise ImportError
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with uncollected():
-            pass
-        assert not gc.isenabled()  # as it was
-        frozen = gc.get_freeze_count()
-        with uncollected():
-            cycle: list[object] = []
-            cycle.append(cycle)
-        assert gc.get_freeze_count() == frozen  # nothing was imported
-    finally:
-        gc.enable()
-
-
-def test_packages_that_no_facts_depend_on_are_spared() -> None:
-    script = (
-        "import importlib.util; from lazytrain.platform.planning import spare_imports\n"
-        "spare_imports()\n"
-        "assert importlib.util.find_spec('scipy') is None\n"
-        "try: import scipy\n"
-        "except ModuleNotFoundError: print('spared')\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stdout) == (0, "spared\n"), ended.stderr

@@ -13,7 +13,7 @@ from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import load_spec
 from lazytrain.platform.artifacts import JobFiles, read_json, write_json
 from lazytrain.platform.cluster.runs import RunOrder
-from lazytrain.platform.planning import facts_of, find_model
+from lazytrain.platform.models import facts_of, find_model
 
 ROOT = Path(__file__).parents[2]
 

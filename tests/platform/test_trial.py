@@ -12,7 +12,7 @@ from lazytrain.jobs.executor import Emulated
 from lazytrain.jobs.policy import Policy
 from lazytrain.jobs.spec import Lora, load_spec
 from lazytrain.platform import trial
-from lazytrain.platform.planning import facts_of, model_of
+from lazytrain.platform.models import facts_of, model_of
 from lazytrain.platform.trial import Order, run_probe
 
 

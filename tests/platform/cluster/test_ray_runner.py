@@ -23,7 +23,7 @@ from lazytrain.platform.cluster.ray_runner import RayRunner
 from lazytrain.platform.cluster.runs import HOST_LOST, Look, NodeReport, Phase, RunOrder
 from lazytrain.platform.cluster.survey import Witness
 from lazytrain.platform.inspection import versions
-from lazytrain.platform.planning import facts_of, find_model
+from lazytrain.platform.models import facts_of, find_model
 from lazytrain.platform.settings import Settings
 from lazytrain.schedulers.hardware import MEASUREMENT, HardwareProfile, hardware
 

@@ -20,7 +20,7 @@ from lazytrain.platform.cluster.port import TrainingOrder
 from lazytrain.platform.cluster.profiling import profile_node
 from lazytrain.platform.cluster.training import run_training
 from lazytrain.platform.demo.machine import base_profile
-from lazytrain.platform.planning import facts_of, find_model
+from lazytrain.platform.models import facts_of, find_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -14,7 +14,7 @@ from lazytrain.jobs.spec import load_spec
 from lazytrain.platform.artifacts import AttemptFiles, JobFiles, read_json, write_json
 from lazytrain.platform.cluster.run_process import Pulse, main
 from lazytrain.platform.cluster.runs import RunOrder
-from lazytrain.platform.planning import facts_of, find_model
+from lazytrain.platform.models import facts_of, find_model
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,8 @@ import pytest
 from lazytrain.jobs.errors import DoesNotFit
 from lazytrain.platform.demo import machine
 from lazytrain.platform.demo.machine import base_profile, scale_links, tight_limits
-from lazytrain.platform.planning import Limits, facts_of, feasible_policy, make_plan
+from lazytrain.platform.models import facts_of
+from lazytrain.platform.planning import Limits, feasible_policy, make_plan
 from lazytrain.schedulers.planner import Plan
 
 CONFIG = {
