@@ -161,7 +161,8 @@ def test_a_second_demo_is_a_second_run(runs: list[Ran], folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_the_cluster_is_closed_when_something_fails(tmp_path: Path) -> None:
+def test_the_cluster_is_closed_when_something_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "create_database", lambda uri, experiment: None)  # takes seconds, and is not used
     cluster = Here(Settings())
     cluster.fails = True
     with pytest.raises(LazytrainError, match="the actor died"):
