@@ -1,6 +1,7 @@
 """The demo's flow with a cluster that runs everything here; the real one is in test_demo."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from lazytrain.platform.demo import run as demo
 from lazytrain.platform.settings import Settings
 from lazytrain.platform.tuning import Search, SearchOrder, Trial
 from lazytrain.schedulers.hardware import HardwareProfile
+
+PROBE_S = 0.1
 
 
 class Collected:
@@ -70,7 +73,9 @@ class Here:
 
 
 def search_here(order: SearchOrder, on_trial: Callable[[Trial], None]) -> Search:
-    """One probe, of the batch that the budgets were made for."""
+    """One probe, of the batch that the budgets were made for, as long as the settings say."""
+    assert isinstance(order.run, partial)
+    assert order.run.args[0].seconds == PROBE_S
     facts, plan = order.plan_batch(demo.BATCH)
     assert plan.policy is not None
     trial = Trial(demo.BATCH, order.run(plan.policy, facts), plan, facts)
@@ -89,7 +94,7 @@ def small() -> Iterator[None]:
 def run(directory: Path, cluster: Here, reporter: "Collected | None" = None) -> demo.Outcome:
     return demo.run_demo(
         directory,
-        Settings(home=directory, probe_s=0.1),
+        Settings(home=directory, probe_s=PROBE_S),
         reporter or Collected(),
         open_cluster=lambda settings: cluster,
         run_search=search_here,
