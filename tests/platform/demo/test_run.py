@@ -1,6 +1,7 @@
 """The demo's flow with a cluster that runs everything here; the real one is in test_demo."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from lazytrain.platform.demo import run as demo
 from lazytrain.platform.settings import Settings
 from lazytrain.platform.tuning import Search, SearchOrder, Trial
 from lazytrain.schedulers.hardware import HardwareProfile
+
+PROBE_S = 0.1
 
 
 class Collected:
@@ -70,7 +73,9 @@ class Here:
 
 
 def search_here(order: SearchOrder, on_trial: Callable[[Trial], None]) -> Search:
-    """One probe, of the batch that the budgets were made for."""
+    """One probe, of the batch that the budgets were made for, as long as the settings say."""
+    assert isinstance(order.run, partial)
+    assert order.run.args[0].seconds == PROBE_S
     facts, plan = order.plan_batch(demo.BATCH)
     assert plan.policy is not None
     trial = Trial(demo.BATCH, order.run(plan.policy, facts), plan, facts)
@@ -89,7 +94,7 @@ def small() -> Iterator[None]:
 def run(directory: Path, cluster: Here, reporter: "Collected | None" = None) -> demo.Outcome:
     return demo.run_demo(
         directory,
-        Settings(home=directory, probe_s=0.1),
+        Settings(home=directory, probe_s=PROBE_S),
         reporter or Collected(),
         open_cluster=lambda settings: cluster,
         run_search=search_here,
@@ -161,7 +166,8 @@ def test_a_second_demo_is_a_second_run(runs: list[Ran], folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_the_cluster_is_closed_when_something_fails(tmp_path: Path) -> None:
+def test_the_cluster_is_closed_when_something_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "create_database", lambda uri, experiment: None)  # takes seconds, and is not used
     cluster = Here(Settings())
     cluster.fails = True
     with pytest.raises(LazytrainError, match="the actor died"):
