@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lazytrain.jobs.errors import DoesNotFit, HardwareError, InputError
+from lazytrain.jobs.errors import DoesNotFit, HardwareError, InputError, ModelError
 from lazytrain.jobs.spec import load_spec
 from lazytrain.platform.models import facts_of, find_model, model_of
 from lazytrain.platform.planning import (
