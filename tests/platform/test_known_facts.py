@@ -74,19 +74,27 @@ def test_a_full_disk_costs_a_measurement_and_leaves_nothing(tmp_path: Path, monk
     assert not list(tmp_path.iterdir())
 
 
-def test_planning_again_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
+def test_planning_again_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     """In processes of its own, as a person runs it: the second plan is the first one's, byte for byte."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps(CONFIG))
     command = ["plan", "--model", str(config), "--gpu", "RTX3090", "--batch", "2", "--length", "16", "--json"]
+    program = """
+import builtins, sys
+from lazytrain.platform.cli import main
 
-    def run(*without: str) -> subprocess.CompletedProcess[str]:
-        program = (
-            f"import sys\nfrom lazytrain.platform.cli import main\nsys.argv[1:] = {command!r}\n"
-            f"sys.modules.update(dict.fromkeys({without!r}))\nmain()\n"
-        )
+load, refused = builtins.__import__, {refused}
+def load_others(name, *args):
+    assert name.partition(".")[0] not in refused, name
+    return load(name, *args)
+
+builtins.__import__, sys.argv[1:] = load_others, {command}
+main()
+"""
+
+    def run(*refused: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", program.format(refused=refused, command=command)],
             capture_output=True, text=True, env={"LAZYTRAIN_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
         )  # fmt: skip
 
