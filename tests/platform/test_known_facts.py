@@ -84,9 +84,9 @@ import builtins, sys
 from lazytrain.platform.cli import main
 
 load, refused = builtins.__import__, {refused}
-def load_others(name, *args):
+def load_others(name, *args, **others):
     assert name.partition(".")[0] not in refused, name
-    return load(name, *args)
+    return load(name, *args, **others)
 
 builtins.__import__, sys.argv[1:] = load_others, {command}
 main()
