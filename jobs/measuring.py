@@ -100,11 +100,10 @@ def _measure_saved(call: Call, parameters: list[nn.Parameter]) -> tuple[int, lis
     saved: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> Any:
-        """The graph holds nothing in its place: an operation that saves its own result would hold itself for good."""
+        """The graph holds nothing instead: an operation that saves its own result would hold itself for good."""
         saved[tensor.untyped_storage()._cdata] = tensor
-        return None
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda _: None), _Products() as products:
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda held: held), _Products() as products:
         graphed = call.forward_with_graph()
     total = sum(padded_bytes(tensor) for key, tensor in saved.items() if key not in own)
     saved.clear()  # the graph holds the hook, and with it all that was saved
