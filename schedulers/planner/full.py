@@ -95,14 +95,14 @@ class Search(Programs):
         return bound
 
     def _try(self, bound: Bound, weights: int, staging: int) -> None:
-        """Look for policies of one shape of a family: on walks, but with NVMe by its exact program first."""
+        """Look for policies of one shape of a family: on walks, the first with NVMe by its exact program."""
         family = replace(bound.family, weights=(weights,) * 2, staging=(staging,) * 2)
         own = replace(bound, family=family)
         key = self._key(own)
-        wants = self._wants_nvme(bound)
-        if (wants or not self._walks) and key not in self.programs and self._goes_on():
+        begins = self._wants_nvme(bound) and "nvme" not in self.best.homes
+        if (begins or not self._walks) and key not in self.programs and self._goes_on():
             self._solve(own, key)
-        if self._walks and self._goes_on() and not (family.nvme[1] or family.parked[1]):
+        if self._walks and self._goes_on() and (self._wants_nvme(bound) or not (family.nvme[1] or family.parked[1])):
             self._walk(own, key[0])
 
     @staticmethod

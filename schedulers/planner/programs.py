@@ -34,6 +34,10 @@ TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
 MORE_SWAPS: Final = (1, 0)
 """Walks begin where so many layers more swap their internals than in the bound, which takes parts of layers too."""
+NEAR: Final = 0.003
+"""Share of its bound within which a policy ends a walk: what is enough for the proof may be bettered in a few steps."""
+WALK_WORK: Final = 9_000
+"""Work in one shape after which no other walk is begun there."""
 POLISH_WORK: Final = 8_000
 POLISHES: Final = 20
 """Work and walks, of each shape, that may go into the best policy when all families have been looked at."""
@@ -123,11 +127,13 @@ class Programs(Fastest):
 
     def _walk(self, bound: Bound, shape: Shape) -> None:
         """Walk to better policies of a family's shape."""
-        walk = self._walker(bound, shape)
+        walk, until = self._walker(bound, shape), self.work + WALK_WORK
         starts = [walk.state(self.best)]
-        starts += [walk.spread(bound.counts, more) for more in MORE_SWAPS] if bound.counts else []
+        if bound.counts is not None and not bound.family.nvme[1]:
+            starts += [walk.spread(bound.counts, more) for more in MORE_SWAPS]
         for start in dict.fromkeys(starts):
-            self._walk_from(walk, start, bound.bound_s)
+            if self.work < until and self.step_s > bound.bound_s / (1 - ENOUGH):
+                self._walk_from(walk, start, bound.bound_s)
 
     def _walker(self, bound: Bound, shape: Shape) -> Walk:
         """A walk in a family's shape, with blocks as long as the bound's or the best policy's."""
@@ -143,7 +149,7 @@ class Programs(Fastest):
             if self.step_s <= bound_s / (1 - ENOUGH) or self.question.seconds_left() <= 0:
                 break
             before = walk.work
-            found = walk.best(start, bound_s / (1 - ENOUGH), seed)
+            found = walk.best(start, bound_s / (1 - NEAR), seed)
             self.work += walk.work - before
             smaller = self._offer(walk.problem, walk.policy(found)) if found else None
             if smaller is None or smaller.shape != walk.problem.shape or found is None:
