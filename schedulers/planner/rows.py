@@ -125,7 +125,7 @@ class Rows:
                     stack += [(here, True), *((v, False) for v in needed if v not in begun)]
 
     def _compiled(self, row: int) -> tuple[int, int, list[tuple[int, float]]]:
-        """The row, a variable that it adds as it is (-1 if none), the others with their factors; all by their places."""
+        """The row, a variable that it adds as it is (-1 if none), and the others with their factors, by place."""
         terms = [(self.place[v], factor) for v, factor in self.rows[row].terms]
         plain = next((k for k, (_, factor) in enumerate(terms) if factor == 1.0), None)
         if plain is None:
