@@ -156,25 +156,34 @@ class Programs(Fastest):
                 break
             walk, start = Walk(smaller), found
 
-    def _polish(self, bound: Bound, shapes: Sequence[tuple[int, int]]) -> None:
-        """Walk on, with the best policy's slots and with others, from there and from where a bound would begin."""
-        best, bound_s, until = self.best, self.certificate.bound_s, self.work + POLISH_WORK
-        resident = frozenset(layer.index for layer in best.layers if layer.resident)
-        parking, whole = Parking.of(best, self.question.facts), (0, len(best.layers))
-        nvme = whole if "nvme" in best.homes else (0, 0)
-        blocks = whole if "recompute" in best.homes else (0, 0)
-        if nvme[1] and blocks[1]:
-            return  # such programs have no order in which to go through their rows
-        walks = []
-        for weights, staging in dict.fromkeys([(best.weight_slots, best.staging_slots), *shapes]):
-            family = Family((weights,) * 2, (staging,) * 2, nvme=nvme, blocks=blocks)
-            walks.append(self._walker(Bound(family, bound_s), Shape(weights, staging, resident, parking)))
+    def _polish(self, first: Bound, bound_s: float, shapes: Sequence[tuple[int, int]]) -> None:
+        """Walk on, with the best policy's slots and with others, from there and from where a bound would begin.
+
+        ``bound_s`` is what is known of all policies.
+        """
+        walks, until = self._walkers(bound_s, shapes), self.work + POLISH_WORK
         for seed in range(1, POLISHES):
             for walk in walks:
-                again = seed % 2 or bound.counts is None
-                start = walk.state(self.best) if again else walk.spread(bound.counts, seed // 2 % 3)
-                if self.work < until:
-                    self._walk_from(walk, start, bound_s, seed)
+                if self.work >= until:
+                    return
+                spread = first.counts is not None and seed % 2 == 0
+                start = walk.spread(first.counts or Counts(), seed // 2 % 3) if spread else walk.state(self.best)
+                self._walk_from(walk, start, bound_s, seed)
+
+    def _walkers(self, bound_s: float, shapes: Sequence[tuple[int, int]]) -> list[Walk]:
+        """Walks among policies that have what the best one has, with its slots and with those of ``shapes``."""
+        best, whole = self.best, (0, len(self.best.layers))
+        resident = frozenset(layer.index for layer in best.layers if layer.resident)
+        parking = Parking.of(best, self.question.facts)
+        nvme, blocks = (whole if home in best.homes else (0, 0) for home in ("nvme", "recompute"))
+        if nvme[1] and blocks[1]:
+            return []  # such programs have no order in which to go through their rows
+        slots = dict.fromkeys([(best.weight_slots, best.staging_slots), *shapes])
+        families = [Family((weights,) * 2, (staging,) * 2, nvme=nvme, blocks=blocks) for weights, staging in slots]
+        return [
+            self._walker(Bound(family, bound_s), Shape(*slots, resident, parking))
+            for slots, family in zip(slots, families, strict=True)
+        ]
 
     def _nodes(self) -> int:
         """How much of the search tree the next exact program may see."""

@@ -33,6 +33,9 @@ class Least(NamedTuple):
     """By how much all rows do that fail."""
 
 
+_Compiled = tuple[int, int, list[tuple[int, float]]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     """``variable >= fixed part + terms``, or ``0 >=`` that."""
@@ -73,7 +76,7 @@ class Rows:
         self.continuous = [v for v in variables.ids if not self.chosen_ones[v]]
         order = list(self._ordered())
         self.place = {variable: place for place, (variable, _) in enumerate(order)}
-        self.program = [
+        self.program: list[tuple[int, float, list[_Compiled]]] = [
             (place, self.lowest[variable], [self._compiled(row) for row in rows])
             for place, (variable, rows) in enumerate(order)
         ]
@@ -124,7 +127,7 @@ class Rows:
                     needed = [v for number in bounding.get(here, []) for v, _ in self.rows[number].terms]
                     stack += [(here, True), *((v, False) for v in needed if v not in begun)]
 
-    def _compiled(self, row: int) -> tuple[int, int, list[tuple[int, float]]]:
+    def _compiled(self, row: int) -> _Compiled:
         """The row, a variable that it adds as it is (-1 if none), and the others with their factors, by place."""
         terms = [(self.place[v], factor) for v, factor in self.rows[row].terms]
         plain = next((k for k, (_, factor) in enumerate(terms) if factor == 1.0), None)
@@ -152,10 +155,10 @@ class Rows:
                 numbers = np.repeat([n for n, _ in pairs], [len(self.effects[v][0]) for _, v in pairs])
                 np.add.at(fixed, (rows, numbers), sign * factors)
         values, spare = np.empty((len(self.place), len(changes))), np.empty(len(changes))
-        for place, lowest, rows in self.program:
+        for place, lowest, bounds in self.program:
             value = values[place]
             value.fill(lowest)
-            for row, first, others in rows:
+            for row, first, others in bounds:
                 np.add(fixed[row], values[first], out=spare) if first >= 0 else np.copyto(spare, fixed[row])
                 for other, factor in others:
                     spare += factor * values[other]
