@@ -1,8 +1,9 @@
-"""The full planner: the exact program of one shape after the other, and a proof of how much faster any policy could be.
+"""The full planner: walks to better and better policies, and a proof of how much faster any policy could be.
 
 The best of the fixed rules and of the paper's plan comes first. Then policies are looked at in families (`bound`):
-ranges of weight and staging slots, of resident layers, of boundaries on NVMe, of blocks that recompute. The family that
-holds the proof down is split until it is a single shape, whose exact program (`programs`) is solved: the optimum is the
+ranges of weight and staging slots, of resident layers, of boundaries on NVMe, of blocks that recompute. Where these
+leave room for a better policy a `walk` looks for it in the shapes that most often have it. The family that holds the
+proof down is split until it is a single shape, whose exact program (`programs`) is solved: the optimum is the
 simulator's step time, so it is a new plan, and the program's bound is one for that shape. The search ends when no
 family can hold a policy that is faster by more than `PROOF`. Every policy is lowered, timed by the simulator and its
 memory checked before it counts. All work is counted in families, programs and the solver's nodes, not in seconds:
@@ -54,7 +55,7 @@ class Search(Programs):
         return bool(self.certificate.families) and self.certificate.bound_s >= self.step_s * (1 - PROOF)
 
     def run(self) -> None:
-        """Bound and solve until the plan is proven, or the work that may be done is.
+        """Bound, walk and solve until the plan is proven, or the work that may be done is.
 
         Families with blocks that recompute come last: they take longest to bound, and by then need not be bounded
         higher than the others are.
@@ -67,14 +68,17 @@ class Search(Programs):
         for bound in sorted(bounds, key=lambda bound: (bound.family.parked != first.parked, bound.bound_s)):
             if bound.bound_s < self.step_s * (1 - PROOF) and (bound is not bounds[0] or first.parked[0]):
                 self._try(bound, *LIKELY[0])
-        if not self.proven and self._walks:
-            self._polish(bounds[0], LIKELY)
+        self._improve(bounds[0])
         self._settle()
         for family in (family for family in others if family.blocks[1]):
             self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s)))
         self._settle()
-        if not self.proven and self._walks:
-            self._polish(bounds[0], LIKELY)
+        self._improve(bounds[0])
+
+    def _improve(self, first: Bound) -> None:
+        """Walk on from the best policy where that is not proven; ``first`` is the first family's bound."""
+        if not self.proven and self._walks and self.question.seconds_left() > 0:
+            self._polish(first, self.certificate.bound_s, LIKELY)
 
     def _settle(self) -> None:
         """Look more closely at the family that holds the proof down, and the next, as long as there is any."""
@@ -95,14 +99,14 @@ class Search(Programs):
         return bound
 
     def _try(self, bound: Bound, weights: int, staging: int) -> None:
-        """Look for policies of one shape of a family: on walks, but with NVMe by its exact program first."""
+        """Look for policies of one shape of a family: on walks, the first with NVMe by its exact program."""
         family = replace(bound.family, weights=(weights,) * 2, staging=(staging,) * 2)
         own = replace(bound, family=family)
         key = self._key(own)
-        wants = self._wants_nvme(bound)
-        if (wants or not self._walks) and key not in self.programs and self._goes_on():
+        begins = self._wants_nvme(bound) and "nvme" not in self.best.homes
+        if (begins or not self._walks) and key not in self.programs and self._goes_on():
             self._solve(own, key)
-        if self._walks and self._goes_on() and not (family.nvme[1] or family.parked[1]):
+        if self._walks and self._goes_on() and (self._wants_nvme(bound) or not (family.nvme[1] or family.parked[1])):
             self._walk(own, key[0])
 
     @staticmethod

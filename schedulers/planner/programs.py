@@ -34,6 +34,10 @@ TRIES: Final = 3
 """How often the exact program is solved again with less memory before it is given up."""
 MORE_SWAPS: Final = (1, 0)
 """Walks begin where so many layers more swap their internals than in the bound, which takes parts of layers too."""
+NEAR: Final = 0.003
+"""Share of its bound within which a policy ends a walk: what is enough for the proof may be bettered in a few steps."""
+WALK_WORK: Final = 9_000
+"""Work in one shape after which no other walk is begun there."""
 POLISH_WORK: Final = 8_000
 POLISHES: Final = 20
 """Work and walks, of each shape, that may go into the best policy when all families have been looked at."""
@@ -123,11 +127,13 @@ class Programs(Fastest):
 
     def _walk(self, bound: Bound, shape: Shape) -> None:
         """Walk to better policies of a family's shape."""
-        walk = self._walker(bound, shape)
+        walk, until = self._walker(bound, shape), self.work + WALK_WORK
         starts = [walk.state(self.best)]
-        starts += [walk.spread(bound.counts, more) for more in MORE_SWAPS] if bound.counts else []
+        if bound.counts is not None and not bound.family.nvme[1]:
+            starts += [walk.spread(bound.counts, more) for more in MORE_SWAPS]
         for start in dict.fromkeys(starts):
-            self._walk_from(walk, start, bound.bound_s)
+            if self.work < until and self.step_s > bound.bound_s / (1 - ENOUGH):
+                self._walk_from(walk, start, bound.bound_s)
 
     def _walker(self, bound: Bound, shape: Shape) -> Walk:
         """A walk in a family's shape, with blocks as long as the bound's or the best policy's."""
@@ -143,32 +149,41 @@ class Programs(Fastest):
             if self.step_s <= bound_s / (1 - ENOUGH) or self.question.seconds_left() <= 0:
                 break
             before = walk.work
-            found = walk.best(start, bound_s / (1 - ENOUGH), seed)
+            found = walk.best(start, bound_s / (1 - NEAR), seed)
             self.work += walk.work - before
             smaller = self._offer(walk.problem, walk.policy(found)) if found else None
             if smaller is None or smaller.shape != walk.problem.shape or found is None:
                 break
             walk, start = Walk(smaller), found
 
-    def _polish(self, bound: Bound, shapes: Sequence[tuple[int, int]]) -> None:
-        """Walk on, with the best policy's slots and with others, from there and from where a bound would begin."""
-        best, bound_s, until = self.best, self.certificate.bound_s, self.work + POLISH_WORK
-        resident = frozenset(layer.index for layer in best.layers if layer.resident)
-        parking, whole = Parking.of(best, self.question.facts), (0, len(best.layers))
-        nvme = whole if "nvme" in best.homes else (0, 0)
-        blocks = whole if "recompute" in best.homes else (0, 0)
-        if nvme[1] and blocks[1]:
-            return  # such programs have no order in which to go through their rows
-        walks = []
-        for weights, staging in dict.fromkeys([(best.weight_slots, best.staging_slots), *shapes]):
-            family = Family((weights,) * 2, (staging,) * 2, nvme=nvme, blocks=blocks)
-            walks.append(self._walker(Bound(family, bound_s), Shape(weights, staging, resident, parking)))
+    def _polish(self, first: Bound, bound_s: float, shapes: Sequence[tuple[int, int]]) -> None:
+        """Walk on, with the best policy's slots and with others, from there and from where a bound would begin.
+
+        ``bound_s`` is what is known of all policies.
+        """
+        walks, until = self._walkers(bound_s, shapes), self.work + POLISH_WORK
         for seed in range(1, POLISHES):
             for walk in walks:
-                again = seed % 2 or bound.counts is None
-                start = walk.state(self.best) if again else walk.spread(bound.counts, seed // 2 % 3)
-                if self.work < until:
-                    self._walk_from(walk, start, bound_s, seed)
+                if self.work >= until:
+                    return
+                spread = first.counts is not None and seed % 2 == 0
+                start = walk.spread(first.counts or Counts(), seed // 2 % 3) if spread else walk.state(self.best)
+                self._walk_from(walk, start, bound_s, seed)
+
+    def _walkers(self, bound_s: float, shapes: Sequence[tuple[int, int]]) -> list[Walk]:
+        """Walks among policies that have what the best one has, with its slots and with those of ``shapes``."""
+        best, whole = self.best, (0, len(self.best.layers))
+        resident = frozenset(layer.index for layer in best.layers if layer.resident)
+        parking = Parking.of(best, self.question.facts)
+        nvme, blocks = (whole if home in best.homes else (0, 0) for home in ("nvme", "recompute"))
+        if nvme[1] and blocks[1]:
+            return []  # such programs have no order in which to go through their rows
+        slots = dict.fromkeys([(best.weight_slots, best.staging_slots), *shapes])
+        families = [Family((weights,) * 2, (staging,) * 2, nvme=nvme, blocks=blocks) for weights, staging in slots]
+        return [
+            self._walker(Bound(family, bound_s), Shape(*slots, resident, parking))
+            for slots, family in zip(slots, families, strict=True)
+        ]
 
     def _nodes(self) -> int:
         """How much of the search tree the next exact program may see."""

@@ -33,6 +33,9 @@ class Least(NamedTuple):
     """By how much all rows do that fail."""
 
 
+_Compiled = tuple[int, int, list[tuple[int, float]]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     """``variable >= fixed part + terms``, or ``0 >=`` that."""
@@ -71,7 +74,13 @@ class Rows:
             for column, entries in self.columns.items()
         }
         self.continuous = [v for v in variables.ids if not self.chosen_ones[v]]
-        self.order = list(self._ordered())
+        order = list(self._ordered())
+        self.place = {variable: place for place, (variable, _) in enumerate(order)}
+        self.program: list[tuple[int, float, list[_Compiled]]] = [
+            (place, self.lowest[variable], [self._compiled(row) for row in rows])
+            for place, (variable, rows) in enumerate(order)
+        ]
+        self.time_places = [place for place, (variable, _) in enumerate(order) if self.times[variable]]
         self.checks = [number for number, row in enumerate(self.rows) if row.variable == CHECK]
 
     def _add(self, terms: list[tuple[int, float]], low: float, high: float) -> None:
@@ -118,6 +127,14 @@ class Rows:
                     needed = [v for number in bounding.get(here, []) for v, _ in self.rows[number].terms]
                     stack += [(here, True), *((v, False) for v in needed if v not in begun)]
 
+    def _compiled(self, row: int) -> _Compiled:
+        """The row, a variable that it adds as it is (-1 if none), and the others with their factors, by place."""
+        terms = [(self.place[v], factor) for v, factor in self.rows[row].terms]
+        plain = next((k for k, (_, factor) in enumerate(terms) if factor == 1.0), None)
+        if plain is None:
+            return row, -1, terms
+        return row, terms[plain][0], terms[:plain] + terms[plain + 1 :]
+
     def base(self, chosen: Iterable[int]) -> Array:
         """The fixed part of every row with these choices, float64 of one entry per row: what `least` starts from."""
         base = self.fixed.copy()
@@ -137,24 +154,23 @@ class Rows:
                 factors = np.concatenate([self.effects[v][1] for _, v in pairs])
                 numbers = np.repeat([n for n, _ in pairs], [len(self.effects[v][0]) for _, v in pairs])
                 np.add.at(fixed, (rows, numbers), sign * factors)
-        values: dict[int, Array] = {}
-        for variable, rows in self.order:
-            values[variable] = value = np.full(len(changes), self.lowest[variable])
-            for row in rows:
-                np.maximum(value, self._side(fixed[row], self.rows[row].terms, values), out=value)
-        ends = [value for variable, value in values.items() if self.times[variable]]
+        values, spare = np.empty((len(self.place), len(changes))), np.empty(len(changes))
+        for place, lowest, bounds in self.program:
+            value = values[place]
+            value.fill(lowest)
+            for row, first, others in bounds:
+                np.add(fixed[row], values[first], out=spare) if first >= 0 else np.copyto(spare, fixed[row])
+                for other, factor in others:
+                    spare += factor * values[other]
+                np.maximum(value, spare, out=value)
         beyond, in_all = np.zeros(len(changes)), np.zeros(len(changes))
         for row in self.checks:
-            here = self._side(fixed[row], self.rows[row].terms, values)
+            here = fixed[row]
+            for variable, factor in self.rows[row].terms:
+                here = here + factor * values[self.place[variable]]
             np.maximum(beyond, here, out=beyond)
             in_all += np.maximum(here, 0.0)
-        return Least(values[self.step], np.mean(ends, axis=0), beyond, in_all)
-
-    @staticmethod
-    def _side(fixed: Array, terms: list[tuple[int, float]], values: dict[int, Array]) -> Array:
-        for variable, factor in terms:
-            fixed = fixed + (values[variable] if factor == 1.0 else factor * values[variable])
-        return fixed
+        return Least(values[self.place[self.step]], values[self.time_places].mean(axis=0), beyond, in_all)
 
 
 def _terms(matrix: Any) -> dict[int, list[tuple[int, float]]]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from ortools.math_opt.python import mathopt
@@ -20,12 +21,14 @@ from ...jobs.policy.artifact import Home
 from .choices import Choices
 from .counts import Counts
 from .problem import Problem, sorts_of
-from .rows import Change, Rows
+from .rows import Change, Least, Rows
 from .timing import Timing
 from .variables import Kept
 
-Layer = tuple[Home, tuple[Kept, str] | None]
-"""Where a layer's boundary lives, and what is kept of its internals and where."""
+What = tuple[Kept, Literal["gpu", "host"]]
+"""What is kept of a layer's internals, and where."""
+Layer = tuple[Home, What | None]
+"""Where a layer's boundary lives, and what of its internals does where."""
 State = tuple[Layer, ...]
 Move = tuple[tuple[int, Layer], ...]
 """Layers that change, and to what."""
@@ -52,7 +55,7 @@ AT_ONCE: Final = 2048
 """Changes that are looked at together."""
 AT_LEAST: Final = 300
 """So many changes take as long as beginning to look at any."""
-WORK: Final = 11_000
+WORK: Final = 18_000
 """Rows, once for each change, that take as long as one unit of `solver.work_of`."""
 
 
@@ -68,7 +71,8 @@ class Walk:
         self.kept = {key: variable.id for key, variable in self.choices.kept.items()}
         self.looked_at = 0
         whats = [None, *dict.fromkeys((kept, home) for _, kept, home in self.kept)]
-        homes: list[Home] = ["gpu", *(["host"] if self.choices.has_away else [])]
+        homes: list[Home] = ["gpu"]
+        homes += ["host"] if self.choices.has_away else []
         homes += ["nvme"] if any(variable is not None for variable in self.choices.nvme) else []
         self.kinds: list[Layer] = [(home, what) for home in homes for what in whats]
 
@@ -80,7 +84,7 @@ class Walk:
     # ---- states
 
     def state(self, policy: Policy) -> State:
-        """A policy as a state; boundaries and internals are on the GPU where this problem has no other place."""
+        """A policy as a state; internals that this problem has no place for are not kept."""
         state: list[Layer] = []
         for layer, home in zip(policy.layers, policy.homes, strict=False):
             what = (layer.internals, layer.internals_home)
@@ -90,7 +94,7 @@ class Walk:
 
     def spread(self, counts: Counts, more: int = 0) -> State:
         """So many layers of each sort as are counted, evenly spread; ``more`` of them swap their internals."""
-        whats: dict[int, tuple[Kept, str]] = {}
+        whats: dict[int, What] = {}
         sorts = sorts_of(self.choices.facts)
         for (sort, kept, home), number in sorted(counts.kept.items(), key=lambda item: item[0][2] != "host"):
             free = [i for i in range(self.layers) if sorts[i] == sort and i not in whats]
@@ -119,16 +123,19 @@ class Walk:
         edge, away = self.edges.get((i, end)), home != "gpu"
         if edge is None or away >= len(edge) or (what and (end > i + 1 or (i, *what) not in self.kept)):
             return None
-        on_nvme = self.choices.nvme[i]
-        if home == "nvme" and on_nvme is None:
-            return None
-        return [edge[away], *([self.kept[(i, *what)]] if what else []), *([on_nvme.id] if home == "nvme" else [])]  # type: ignore[index]
+        chosen, on_nvme = [edge[away]], self.choices.nvme[i]
+        if home == "nvme":
+            if on_nvme is None:
+                return None
+            chosen.append(on_nvme.id)
+        return [*chosen, self.kept[(i, *what)]] if what else chosen
 
     def _some_on_nvme(self, state: State) -> list[int]:
         some = self.choices.some_on_nvme
         return [some.id] if some is not None and any(home == "nvme" for home, _ in state) else []
 
     def chosen(self, state: State) -> set[int] | None:
+        """The variables that are 1 in a state; None if it is none of this problem's."""
         chosen = set(self._some_on_nvme(state))
         for i in range(self.layers):
             variables = self._variables(state, i)
@@ -158,8 +165,7 @@ class Walk:
         then = moved(state, move)
         touched = {i for i, _ in move}
         if any("recompute" in (state[i][0], layer[0]) for i, layer in move):
-            touched |= {next((k for k in range(i - 1, -1, -1) if state[k][0] != "recompute"), 0) for i in touched}
-            touched |= {next((k for k in range(i - 1, -1, -1) if then[k][0] != "recompute"), 0) for i in touched}
+            touched |= {_start(states, i) for i in touched for states in (state, then)}
         gone, come = self._some_on_nvme(state), self._some_on_nvme(then)
         for i in touched:
             before, after = self._variables(state, i), self._variables(then, i)
@@ -173,54 +179,85 @@ class Walk:
     def best(self, start: State, enough_s: float = 0.0, seed: int = 0) -> State | None:
         """The fastest state that fits on a walk from ``start``, or the first that takes no more than ``enough_s``.
 
-        ``seed`` decides for how long a layer does not become again what it was: another one is another walk.
+        None where nothing on the way fits, or where ``start`` is not a state of this problem. ``seed`` decides for how
+        long a layer does not become again what it was: another one is another walk.
         """
-        state, chosen = start, self.chosen(start)
+        chosen, choose = self.chosen(start), random.Random(seed)
         if chosen is None:
             return None
-        choose, price, best, best_step, since = random.Random(seed), BEYOND, None, np.inf, 0
-        kept_until: dict[tuple[int, Layer], int] = {}
+        way = _Way(start, chosen)
         first = self.rows.least(self.rows.base(chosen), [([], [])])
         if first.beyond[0] <= FITS:
-            best, best_step = state, first.step[0]
-        for step in range(STEPS):
-            found = self._looks(
-                state, chosen, price, best_step, {k for k, until in kept_until.items() if until >= step}, step
-            )
-            if found is None:
+            way.best, way.best_step = start, first.step[0]
+        for turn in range(STEPS):
+            seen = self._look(way, turn)
+            if seen is None:
                 break
-            move, change, fits, (fitting_step, fitting) = found
-            since += 1
-            if fitting is not None and fitting_step < best_step * (1 - FITS):
-                best, best_step, since = moved(state, fitting), fitting_step, 0
-            if best_step * self.problem.horizon_s <= enough_s or since > PATIENCE:
+            way.note(seen)
+            if way.best_step * self.problem.horizon_s <= enough_s or way.since > PATIENCE:
                 break
-            kept_until |= {(i, state[i]): step + choose.randint(*KEPT_FOR) for i, _ in move}
-            state, chosen = moved(state, move), (chosen - set(change[0])) | set(change[1])
-            price *= 1 / DEARER if fits else DEARER
-        return best
+            way.go(seen, turn, choose)
+        return way.best
 
-    def _looks(
-        self, state: State, chosen: set[int], price: float, best_step: float, kept: set[tuple[int, Layer]], turn: int
-    ) -> tuple[Move, Change, bool, tuple[float, Move | None]] | None:
-        """The move to make, and the one to the fastest policy that fits."""
-        moves = [(move, change) for move in self.moves(state, turn) if (change := self.change(state, move)) is not None]
+    def _look(self, way: _Way, turn: int) -> _Seen | None:
+        """What the moves lead to whose turn it is; None if there is none."""
+        changes = ((move, self.change(way.state, move)) for move in self.moves(way.state, turn))
+        moves = [(move, change) for move, change in changes if change is not None]
         if not moves:
             return None
         self.looked_at += len(moves) + AT_LEAST
-        base = self.rows.base(chosen)
-        parts = [
-            self.rows.least(base, [change for _, change in moves[k : k + AT_ONCE]])
-            for k in range(0, len(moves), AT_ONCE)
-        ]
-        steps, ends, beyond, in_all = (np.concatenate([part[k] for part in parts]) for k in range(4))
-        fit = np.where(beyond <= FITS, steps, np.inf)
-        costs = steps + EARLIER * ends + price * (beyond + OVERALL * in_all)
-        held = np.array([any(change in kept for change in move) for move, _ in moves])
-        costs[held & (fit >= best_step * (1 - FITS))] = np.inf
-        taken, fastest = int(np.argmin(costs)), int(np.argmin(fit))
-        better = moves[fastest][0] if np.isfinite(fit[fastest]) else None
-        return (*moves[taken], bool(beyond[taken] <= FITS), (float(fit[fastest]), better))
+        base = self.rows.base(way.chosen)
+        pieces = [moves[k : k + AT_ONCE] for k in range(0, len(moves), AT_ONCE)]
+        parts = [self.rows.least(base, [change for _, change in piece]) for piece in pieces]
+        least = Least(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+        fitting = np.where(least.beyond <= FITS, least.step, np.inf)
+        costs = least.step + EARLIER * least.ends + way.price * (least.beyond + OVERALL * least.in_all)
+        held = np.array([way.undoes(move, turn) for move, _ in moves])
+        costs[held & (fitting >= way.best_step * (1 - FITS))] = np.inf
+        taken, fastest = int(np.argmin(costs)), int(np.argmin(fitting))
+        better = moves[fastest][0] if np.isfinite(fitting[fastest]) else None
+        return _Seen(*moves[taken], bool(least.beyond[taken] <= FITS), better, float(fitting[fastest]))
+
+
+class _Seen(NamedTuple):
+    """The move to make, what it changes and whether it fits; the move to the fastest policy that does, and its step."""
+
+    move: Move
+    change: Change
+    fits: bool
+    fastest: Move | None
+    fastest_step: float
+
+
+@dataclass
+class _Way:
+    """Where a walk is, and what it has seen."""
+
+    state: State
+    chosen: set[int]
+    price: float = BEYOND
+    best: State | None = None
+    best_step: float = float("inf")
+    since: int = 0
+    """Steps since the best state was found."""
+    kept_until: dict[tuple[int, Layer], int] = field(default_factory=dict)
+
+    def note(self, seen: _Seen) -> None:
+        """Keep the fastest state that fits."""
+        self.since += 1
+        if seen.fastest is not None and seen.fastest_step < self.best_step * (1 - FITS):
+            self.best, self.best_step, self.since = moved(self.state, seen.fastest), seen.fastest_step, 0
+
+    def go(self, seen: _Seen, turn: int, choose: random.Random) -> None:
+        """Make the move, which is not to be undone for a while."""
+        self.kept_until |= {(i, self.state[i]): turn + choose.randint(*KEPT_FOR) for i, _ in seen.move}
+        gone, come = seen.change
+        self.state, self.chosen = moved(self.state, seen.move), (self.chosen - set(gone)) | set(come)
+        self.price *= 1 / DEARER if seen.fits else DEARER
+
+    def undoes(self, move: Move, turn: int) -> bool:
+        """Whether it makes of a layer what that was a short while ago."""
+        return any(self.kept_until.get(change, -1) >= turn for change in move)
 
 
 class _Values(dict[Any, float]):
@@ -234,7 +271,14 @@ class _Values(dict[Any, float]):
         return float(variable.id in self.chosen)
 
 
+def _start(state: State, i: int) -> int:
+    """Where the block before boundary ``i`` begins."""
+    return next((k for k in range(i - 1, -1, -1) if state[k][0] != "recompute"), 0)
+
+
 def moved(state: State, move: Move) -> State:
     """The state after a move."""
-    changed = dict(move)
-    return tuple(changed.get(i, layer) for i, layer in enumerate(state))
+    changed = list(state)
+    for i, layer in move:
+        changed[i] = layer
+    return tuple(changed)
