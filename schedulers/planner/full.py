@@ -73,7 +73,8 @@ class Search(Programs):
         for family in (family for family in others if family.blocks[1]):
             self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s)))
         self._settle()
-        self._improve(bounds[0])
+        if self.work < WORK:
+            self._improve(bounds[0])
 
     def _improve(self, first: Bound) -> None:
         """Walk on from the best policy where that is not proven; ``first`` is the first family's bound."""
