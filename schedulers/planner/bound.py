@@ -134,7 +134,13 @@ def bound_of(
     model.minimize(timing.step)
     try:
         result = run_solver(
-            model, backend, max(0.05, deadline - time.monotonic()), GAP, 1 if whole else nodes, quick=whole
+            model,
+            backend,
+            max(0.05, deadline - time.monotonic()),
+            GAP,
+            1 if whole else nodes,
+            quick=whole,
+            presolve=not whole,
         )
     except SolverFailed:
         return Bound(family, min(least_s, problem.horizon_s), work=MODEL_WORK, whole=whole)

@@ -43,12 +43,14 @@ def run_solver(
     enough: float = 0.0,
     *,
     quick: bool = False,
+    presolve: bool = True,
 ) -> Any:
     """Solve a MathOpt model, until ``seconds`` or ``nodes`` of the search tree are spent.
 
     HiGHS also stops at a solution whose objective is not above ``enough``, and does not start over; with ``quick`` it
     sees more nodes in the same time. On rare problems it fails when asked so, and then is not; where it fails again, it
-    is asked without presolve. Raises InputError for an unknown backend, SolverFailed where that fails as well.
+    is asked without ``presolve``, which made an optimum of what was none in one quick model of a thousand.
+    Raises InputError for an unknown backend, SolverFailed where that fails as well.
     """
     if backend not in BACKENDS:
         raise InputError(f"no solver backend is called {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
@@ -58,9 +60,10 @@ def run_solver(
         absolute_gap_tolerance=GAP,
         node_limit=nodes,
     )
-    asked = [parameters, replace(parameters, presolve=mathopt.Emphasis.OFF)]
+    without = replace(parameters, presolve=mathopt.Emphasis.OFF)
+    asked = [parameters, without] if presolve else [without]
     if (enough or quick) and backend == "highs":
-        asked.insert(0, replace(parameters, highs=_highs_options(enough, quick)))
+        asked.insert(0, replace(asked[0], highs=_highs_options(enough, quick)))
     for wanted in asked:
         try:
             with _stdout_unheard():
