@@ -133,15 +133,8 @@ def bound_of(
     _demand(model, choices, family)
     model.minimize(timing.step)
     try:
-        result = run_solver(
-            model,
-            backend,
-            max(0.05, deadline - time.monotonic()),
-            GAP,
-            1 if whole else nodes,
-            quick=whole,
-            presolve=not whole,
-        )
+        seconds = max(0.05, deadline - time.monotonic())
+        result = run_solver(model, backend, seconds, GAP, 1 if whole else nodes, quick=whole)
     except SolverFailed:
         return Bound(family, min(least_s, problem.horizon_s), work=MODEL_WORK, whole=whole)
     work = work_of(result, model, whole=whole)

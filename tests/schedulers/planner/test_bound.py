@@ -19,6 +19,7 @@ from lazytrain.schedulers.hardware import Budgets, HardwareProfile
 from lazytrain.schedulers.planner.bound import STAGING_SLOTS, WEIGHT_SLOTS, bound_of, families_of, parts_of
 from lazytrain.schedulers.planner.choices import Choices
 from lazytrain.schedulers.planner.counts import count
+from lazytrain.schedulers.planner.exact import solve_exact
 from lazytrain.schedulers.planner.loose import Family, LooseTiming
 from lazytrain.schedulers.planner.parking import NOTHING, Parking, most_spared_bytes, park, parkable
 from lazytrain.schedulers.planner.problem import Problem, Shape
@@ -221,15 +222,19 @@ def test_the_bound_of_its_family_is_not_above_a_policy(make_facts: Make, make_pr
         assert found.bound_s <= expected * (1 + 1e-6)
 
 
-def test_the_bound_of_whole_layers_is_no_lower_than_that_of_parts(make_facts: Make, make_profile: Machine) -> None:
+def test_the_bounds_of_parts_and_of_whole_layers_are_below_what_is_possible(
+    make_facts: Make, make_profile: Machine
+) -> None:
+    """With its presolve HiGHS has these of whole layers above the fastest policy."""
     facts, profile = make_facts(8, flops=5e9, workspace=2 * MIB), make_profile(h2d_bytes_s=4e9, d2h_bytes_s=4e9)
     budgets = Budgets(gpu_bytes=24 * MIB, host_bytes=1 << 34, nvme_bytes=0)
     problem, family = Problem(facts, profile, budgets, Shape(), 1.0, 1), Family((2, 2), (2, 2))
     parts, wholes = (
         bound_of(problem, family, backend="highs", deadline=later(), whole=whole).bound_s for whole in (False, True)
     )
+    fastest_s = solve_exact(replace(problem, shape=Shape(2, 2)), gap=1e-6).step_s
     backwards_s = 8 * (5e9 * 4) / 1e12
-    assert backwards_s <= parts * (1 + 1e-6) and parts <= wholes * (1 + 1e-3)
+    assert fastest_s and backwards_s <= min(parts, wholes) * (1 + 1e-6) and max(parts, wholes) <= fastest_s
 
 
 @pytest.mark.parametrize("seed", range(4))
