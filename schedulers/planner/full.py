@@ -34,6 +34,8 @@ FAMILIES: Final = 48
 """Most families that are bounded."""
 PROGRAMS: Final = 6
 """Most exact programs that are solved."""
+MORE_PROGRAMS: Final = 12
+"""The same of few layers, whose programs take no time."""
 
 
 class Search(Programs):
@@ -157,7 +159,8 @@ class Search(Programs):
         """Whether there is work left that may be done: less of it with many micro-batches, where it gains less."""
         self.out_of_time = self.question.seconds_left() <= 0
         share = 1 if self.question.accumulation <= MOST_MICRO_BATCHES else 2
-        work_left = self.certificate.solved < FAMILIES // share and len(self.programs) < PROGRAMS // share
+        programs = PROGRAMS if self._walks else MORE_PROGRAMS
+        work_left = self.certificate.solved < FAMILIES // share and len(self.programs) < programs // share
         return not self.out_of_time and work_left and self.work < WORK
 
     def _bound(self, family: Family, enough_s: float = float("inf"), *, whole: bool = False) -> Bound:
