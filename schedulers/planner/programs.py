@@ -88,7 +88,7 @@ class Programs(Fastest):
                 problem,
                 gap=ENOUGH,
                 nodes=1 if nvme else self._nodes(),
-                quick=bool(self.programs),
+                quick=bool(self.programs or nvme),
                 enough_s=least.bound_s / (1 - ENOUGH),
             )
             self.programs.setdefault(key, exact)
