@@ -21,7 +21,7 @@ from .choices import Choices
 from .counts import Counts
 from .loose import Family, LooseTiming
 from .parking import most_spared_bytes, parkable
-from .problem import Problem
+from .problem import FEW_LAYERS, Problem
 from .solver import MODEL_WORK, SolverFailed, run_solver, status_of, work_of
 
 WEIGHT_SLOTS: Final = (2, 4)
@@ -134,7 +134,8 @@ def bound_of(
     model.minimize(timing.step)
     try:
         seconds = max(0.05, deadline - time.monotonic())
-        result = run_solver(model, backend, seconds, GAP, 1 if whole else nodes, quick=whole)
+        twice = len(problem.facts.layers) <= FEW_LAYERS
+        result = run_solver(model, backend, seconds, GAP, 1 if whole else nodes, quick=whole, twice=twice)
     except SolverFailed:
         return Bound(family, min(least_s, problem.horizon_s), work=MODEL_WORK, whole=whole)
     work = work_of(result, model, whole=whole)

@@ -8,7 +8,7 @@ from ortools.math_opt.python import mathopt
 
 from ...jobs.policy import Policy
 from .choices import Choices
-from .problem import Problem
+from .problem import FEW_LAYERS, Problem
 from .solver import MODEL_WORK, SolverFailed, Status, run_solver, status_of, work_of
 from .timing import Timing
 
@@ -46,7 +46,8 @@ def solve_exact(
     timing = Timing(choices)
     model.minimize(timing.step)
     try:
-        result = run_solver(model, backend, seconds, gap, nodes, enough_s / problem.horizon_s, quick=quick)
+        enough, twice = enough_s / problem.horizon_s, len(problem.facts.layers) <= FEW_LAYERS
+        result = run_solver(model, backend, seconds, gap, nodes, enough, quick=quick, twice=twice)
     except SolverFailed:
         return Exact("NO_SOLUTION", work=MODEL_WORK)
     status, work = status_of(result), work_of(result, model, whole=True)

@@ -18,7 +18,7 @@ from typing import Final
 from .bound import NODES, Bound, Certificate, bound_of, families_of, parts_of
 from .first import first_best
 from .loose import Family
-from .problem import MOST_MICRO_BATCHES, Shape
+from .problem import FEW_LAYERS, MOST_MICRO_BATCHES, Shape
 from .programs import WORK, Key, Programs
 from .search import Question
 
@@ -28,8 +28,6 @@ SPARE: Final = 0.95
 """Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
 LIKELY: Final = ((3, 3), (2, 3))
 """Weight and staging slots of the shapes that are tried first."""
-FEW_LAYERS: Final = 16
-"""Chains of which the solver needs no help to find good policies."""
 FAMILIES: Final = 48
 """Most families that are bounded."""
 PROGRAMS: Final = 6

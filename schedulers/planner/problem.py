@@ -14,6 +14,8 @@ from .parking import NOTHING, Parking, park, spared_bytes
 
 MOST_MICRO_BATCHES: Final = 2
 """Micro-batches that are timed one by one."""
+FEW_LAYERS: Final = 16
+"""Chains of which the solver needs no help to find good policies, and is asked twice."""
 
 
 @dataclass(frozen=True, slots=True)
