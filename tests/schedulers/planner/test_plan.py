@@ -199,10 +199,10 @@ def test_wrong_questions_are_refused(facts: ModelFacts, make_profile: Machine, q
         assert "full" in caught.value.hint and "every_layer" in caught.value.hint
 
 
-def test_200_layers_are_planned_in_seconds(make_facts: Make, make_profile: Machine) -> None:
+def test_200_layers_are_planned_in_the_time_that_there_is(make_facts: Make, make_profile: Machine) -> None:
     facts = make_facts(200, flops=5e9, workspace=8 * MIB)
     answer = plan(facts, make_profile(host_memory_bytes=1 << 40), gpu_memory=80 * MIB, nvme=20 * MIB)
-    assert answer.feasible and answer.solver and answer.solver.seconds < 10
+    assert answer.feasible and answer.solver and not answer.solver.out_of_time
 
 
 def test_a_plan_survives_its_json(facts: ModelFacts, make_profile: Machine) -> None:
