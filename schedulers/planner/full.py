@@ -6,8 +6,9 @@ leave room for a better policy a `walk` looks for it in the shapes that most oft
 proof down is split until it is a single shape, whose exact program (`programs`) is solved: the optimum is the
 simulator's step time, so it is a new plan, and the program's bound is one for that shape. The search ends when no
 family can hold a policy that is faster by more than `PROOF`. Every policy is lowered, timed by the simulator and its
-memory checked before it counts. All work is counted in families, programs and the solver's nodes, not in seconds:
-unless the deadline comes first, which the answer then says, equal questions get equal answers.
+memory checked before it counts. All work is counted in families, programs, the solver's iterations and what
+walks look at, not in seconds: unless the deadline comes first, which the answer then says, equal questions get equal
+answers.
 """
 
 from __future__ import annotations
