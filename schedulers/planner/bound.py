@@ -64,6 +64,12 @@ class Certificate:
         self.solved += 1
         heapq.heappush(self.families, (bound.bound_s, self.solved, bound))
 
+    @property
+    def least_counted(self) -> Bound | None:
+        """The least bound of those that say at which choices."""
+        counted = [entry for entry in self.families if entry[2].counts]
+        return min(counted)[2] if counted else None
+
     def take(self) -> Bound:
         """Take out the family that holds the bound down: it is to be replaced by its parts, or a better bound."""
         return heapq.heappop(self.families)[2]

@@ -27,6 +27,10 @@ class ParkedPart(NamedTuple):
     """1 where it is anything at all."""
     least: float
     """That of one layer, at least."""
+    most: float
+    """That of one layer, at most."""
+    total: float
+    """That of all layers."""
 
 
 class Choices(Variables):
@@ -92,7 +96,7 @@ class Choices(Variables):
             moved: Term = model.add_integer_variable(lb=0, ub=len(each)) * each[0]
         else:
             moved = model.add_variable(lb=0.0, ub=total)
-        part = ParkedPart(moved, model.add_variable(lb=0.0, ub=total), some, min(each))
+        part = ParkedPart(moved, model.add_variable(lb=0.0, ub=total), some, min(each), max(each), total)
         model.add_linear_constraint(moved <= total * some)
         model.add_linear_constraint(part.spared <= moved - RING * part.least * some)
         return part

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ...jobs.model_facts import ModelFacts
 from ...jobs.policy import Policy
 from .problem import sorts_of
 from .variables import Kept
 
+T = TypeVar("T")
 Key = tuple[int, Kept, Literal["gpu", "host"]]
 """Sort of layer, what is kept of it, and where."""
 
@@ -49,3 +51,8 @@ def count(policy: Policy, facts: ModelFacts) -> Counts:
         kept={key: kept[key] for key in sorted(kept)},
         resident=sum(layer.resident for layer in policy.layers),
     )
+
+
+def spread(things: Sequence[T], number: int) -> list[T]:
+    """``number`` of the things, evenly spread."""
+    return [things[int((k + 0.5) * len(things) / number)] for k in range(number)]

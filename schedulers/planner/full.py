@@ -69,18 +69,19 @@ class Search(Programs):
         for bound in sorted(bounds, key=lambda bound: (bound.family.parked != first.parked, bound.bound_s)):
             if bound.bound_s < self.step_s * (1 - PROOF) and (bound is not bounds[0] or first.parked[0]):
                 self._try(bound, *LIKELY[0])
-        self._improve(bounds[0])
+        self._improve()
         self._settle()
         for family in (family for family in others if family.blocks[1]):
             self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s)))
         self._settle()
         if self.work < WORK:
-            self._improve(bounds[0])
+            self._improve()
 
-    def _improve(self, first: Bound) -> None:
-        """Walk on from the best policy where that is not proven; ``first`` is the first family's bound."""
-        if not self.proven and self._walks and self.question.seconds_left() > 0:
-            self._polish(first, self.certificate.bound_s, LIKELY)
+    def _improve(self) -> None:
+        """Walk on from the best policy, and from what the bound says that holds the proof down, where it is not one."""
+        begin = self.certificate.least_counted
+        if begin and not self.proven and self._walks and self.question.seconds_left() > 0:
+            self._polish(begin, self.certificate.bound_s, LIKELY)
 
     def _settle(self) -> None:
         """Look more closely at the family that holds the proof down, and the next, as long as there is any."""

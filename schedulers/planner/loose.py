@@ -63,24 +63,38 @@ class LooseTiming(Timing):
     # ---- optimizer state and gradients on NVMe
 
     def _add_updates(self) -> None:
-        """Boundaries are written after all states: these wait for their reads, and stand first on their stream."""
+        """Boundaries and gradients are written after all states: these wait for their reads, and stand first."""
         super()._add_updates()
+        self.states_written: Term = 0.0
         if self.choices.parked:
             states, _ = self.choices.parked
-            last = states.least * states.some
-            after_reads = self._parked_seconds("nvme_read", states.moved) + self._parked_seconds("nvme_write", last)
+            last, reads = states.least * states.some, states.moved + self._gradients_read_early()
+            after_reads = self._parked_seconds("nvme_read", reads) + self._parked_seconds("nvme_write", last)
             after_writes = self._parked_seconds("nvme_write", states.moved) + self._parked_seconds("nvme_read", last)
-            self.last["nvme_write"] = self._end(0.0, after_reads, after_writes)
+            self.states_written = self.last["nvme_write"] = self._end(0.0, after_reads, after_writes)
+
+    def _gradients_read_early(self) -> Term:
+        """Gradients that are read before the last state is written: all but those of layers after that one.
+
+        Such layers have no state on NVMe, so there are no more of them than what is left of all states allows for.
+        """
+        states, gradients = self.choices.parked
+        read = self.model.add_variable(lb=0.0)
+        later = (states.total - states.moved) * (gradients.most / states.least)
+        self.model.add_linear_constraint(read >= gradients.moved - later)
+        return read
 
     def _add_parking(self) -> None:
         """What is parked is read and written in every step, gradients once for each micro-batch."""
         if not self.choices.parked:
             return
         states, gradients = self.choices.parked
-        moved = states.moved + self.problem.micro_batches * gradients.moved
+        each_time = self.problem.micro_batches * gradients.moved
         for stream in ("nvme_read", "nvme_write"):
-            both = mathopt.fast_sum([*self.lasting[stream], self._parked_seconds(stream, moved)])
+            both = mathopt.fast_sum([*self.lasting[stream], self._parked_seconds(stream, states.moved + each_time)])
             self.model.add_linear_constraint(self.step >= both)
+        after_states = mathopt.fast_sum([*self.lasting["nvme_write"], self._parked_seconds("nvme_write", each_time)])
+        self.model.add_linear_constraint(self.step >= self.states_written + after_states)
         written = self.begun + self.turn + self._first_gradient * gradients.some
         self.model.add_linear_constraint(self.step >= written + self._parked_seconds("nvme_write", gradients.moved))
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ...jobs.policy import Policy
 from ..hardware import Budgets
 from .bound import Bound, within
-from .counts import Counts, count
+from .counts import Counts, count, spread
 from .exact import Exact, solve_exact
 from .first import Fastest
 from .loose import Family
@@ -113,7 +113,7 @@ class Programs(Fastest):
 
     def _on_nvme(self, boundaries: int) -> frozenset[int] | None:
         layers = len(self.question.facts.layers)
-        return frozenset(_spread(layers, boundaries)) if boundaries < layers else None
+        return frozenset(spread(range(layers), boundaries)) if boundaries < layers else None
 
     def _more_on_nvme(self, boundaries: int) -> int:
         layers = len(self.question.facts.layers)
@@ -156,26 +156,30 @@ class Programs(Fastest):
                 break
             walk, start = Walk(smaller), found
 
-    def _polish(self, first: Bound, bound_s: float, shapes: Sequence[tuple[int, int]]) -> None:
-        """Walk on, with the best policy's slots and with others, from there and from where a bound would begin.
+    def _polish(self, begin: Bound, bound_s: float, shapes: Sequence[tuple[int, int]]) -> None:
+        """Walk on, with the best policy's slots and with others, from where the bound ``begin`` would and from there.
 
         ``bound_s`` is what is known of all policies.
         """
-        walks, until = self._walkers(bound_s, shapes), self.work + POLISH_WORK
-        for seed in range(1, POLISHES):
+        counts, until = begin.counts or Counts(), self.work + POLISH_WORK
+        walks = self._walkers(bound_s, shapes, counts)
+        for seed in range(POLISHES):
             for walk in walks:
                 if self.work >= until:
                     return
-                spread = first.counts is not None and seed % 2 == 0
-                start = walk.spread(first.counts or Counts(), seed // 2 % 3) if spread else walk.state(self.best)
+                start = walk.state(self.best) if seed % 2 else walk.spread(counts, seed // 2 % 3)
                 self._walk_from(walk, start, bound_s, seed)
 
-    def _walkers(self, bound_s: float, shapes: Sequence[tuple[int, int]]) -> list[Walk]:
-        """Walks among policies that have what the best one has, with its slots and with those of ``shapes``."""
+    def _walkers(self, bound_s: float, shapes: Sequence[tuple[int, int]], counts: Counts) -> list[Walk]:
+        """Walks among policies that have what the best one has, with its slots and with those of ``shapes``.
+
+        Where ``counts`` has boundaries on NVMe, they may have such too.
+        """
         best, whole = self.best, (0, len(self.best.layers))
         resident = frozenset(layer.index for layer in best.layers if layer.resident)
         parking = Parking.of(best, self.question.facts)
-        nvme, blocks = (whole if home in best.homes else (0, 0) for home in ("nvme", "recompute"))
+        nvme = whole if "nvme" in best.homes or counts.nvme else (0, 0)
+        blocks = whole if "recompute" in best.homes else (0, 0)
         if nvme[1] and blocks[1]:
             return []  # such programs have no order in which to go through their rows
         slots = dict.fromkeys([(best.weight_slots, best.staging_slots), *shapes])
@@ -195,7 +199,7 @@ class Programs(Fastest):
         family, counts, facts = least.family, least.counts, self.question.facts
         number = counts.resident if counts and not family.nvme[1] else family.residents[0]
         number = max(family.residents[0], min(family.residents[1], number))
-        resident = frozenset(_spread(len(facts.layers), number))
+        resident = frozenset(spread(range(len(facts.layers)), number))
         parking = self._parking(counts) if family.parked[1] else NOTHING
         shape = Shape(family.weights[0], family.staging[0], resident, parking)
         if counts is None or len(facts.layers) <= WHOLE_LAYERS:
@@ -214,16 +218,11 @@ class Programs(Fastest):
         return quickest_parking(plain, question.facts, question.profile, wanted, counts.nvme) or NOTHING
 
 
-def _spread(layers: int, number: int) -> list[int]:
-    """``number`` of the layers, evenly spread."""
-    return [int((k + 0.5) * layers / number) for k in range(number)]
-
-
 def _smaller(problem: Problem, short: dict[str, int], layers: int) -> Problem:
     """The problem with a resident layer less, or with less memory, after a policy of it did not fit."""
     resident = problem.shape.resident
     if resident and "gpu_memory" in short:
-        return replace(problem, shape=replace(problem.shape, resident=frozenset(_spread(layers, len(resident) - 1))))
+        return replace(problem, shape=replace(problem.shape, resident=frozenset(spread(range(layers), len(resident) - 1))))
     return replace(problem, budgets=_less(problem.budgets, short))
 
 

@@ -1,7 +1,8 @@
 """How many whole layers a room holds: what keeps a bound of parts of layers from filling it with halves.
 
-Of layers each of which takes more than an n+1th of the room there are at most n in it; one that takes more than two
-such parts counts as two, and so on. These are Chvatal-Gomory cuts of the room's inequality, one for each n.
+Of layers each of which takes more than an n+1th of the room there are at most n in it, none of those that take more
+than all of it; one that takes more than two such parts counts as two, and so on. These are Chvatal-Gomory cuts of the
+room's inequality, one for each n.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Item(NamedTuple):
 
 def add_whole_layers(model: Any, room: float, items: Sequence[Item], layers: int) -> None:
     """``items`` are those of ``layers`` layers; sizes are in the unit of ``room``."""
-    for most in range(1, layers) if room > 0 else ():
+    for most in range(layers) if room > 0 else ():
         part = room / (most + 1)
         counted = [(math.ceil(item.size / part) - 1, item) for item in items if item.size > part]
         largest: dict[int, int] = {}

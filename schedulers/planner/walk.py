@@ -9,7 +9,7 @@ of the memory, on both sides of it.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from ortools.math_opt.python import mathopt
 from ...jobs.policy import Policy
 from ...jobs.policy.artifact import Home
 from .choices import Choices
-from .counts import Counts
+from .counts import Counts, spread
 from .problem import Problem, sorts_of
 from .rows import Change, Least, Rows
 from .timing import Timing
@@ -93,18 +93,34 @@ class Walk:
         return tuple(state)
 
     def spread(self, counts: Counts, more: int = 0) -> State:
-        """So many layers of each sort as are counted, evenly spread; ``more`` of them swap their internals."""
+        """So many layers of each sort as are counted, evenly spread; ``more`` of them swap their internals.
+
+        Of the boundaries that are not on NVMe as many are in host memory as there is room for.
+        """
+        whats = self._spread_kept(counts, more)
+        homes: list[Home] = ["gpu"] * self.layers
+        for i in spread(range(self.layers), counts.nvme):
+            homes[i] = "nvme"
+        others = [i for i in range(self.layers) if homes[i] == "gpu"]
+        for i in spread(others, min(len(others), self._host_boundaries(whats))):
+            homes[i] = "host"
+        return tuple((home, whats.get(i)) for i, home in enumerate(homes))
+
+    def _spread_kept(self, counts: Counts, more: int) -> dict[int, What]:
         whats: dict[int, What] = {}
         sorts = sorts_of(self.choices.facts)
         for (sort, kept, home), number in sorted(counts.kept.items(), key=lambda item: item[0][2] != "host"):
             free = [i for i in range(self.layers) if sorts[i] == sort and i not in whats]
-            number = min(len(free), number + (more if home == "host" else 0))
-            for k in range(number):
-                i = free[int((k + 0.5) * len(free) / number)]
+            for i in spread(free, min(len(free), number + (more if home == "host" else 0))):
                 whats |= {i: (kept, home)} if (i, kept, home) in self.kept else {}
-        on_nvme = {int((k + 0.5) * self.layers / counts.nvme) for k in range(counts.nvme)}
-        plain: Home = "host" if self.choices.has_away else "gpu"
-        return tuple(("nvme" if i in on_nvme else plain, whats.get(i)) for i in range(self.layers))
+        return whats
+
+    def _host_boundaries(self, whats: Mapping[int, What]) -> int:
+        """How many boundaries there is host memory for, beside swapped internals."""
+        layers = self.choices.facts.layers
+        swapped = sum(layers[i].kept_bytes(kept) for i, (kept, home) in whats.items() if home == "host")
+        room = self.choices.host_room - swapped
+        return max(0, room // max(self.choices.sizes)) if self.choices.has_away else 0
 
     def policy(self, state: State) -> Policy:
         """The policy that a state means."""
