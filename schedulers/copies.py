@@ -6,31 +6,37 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from ..jobs.frozen import Frozen
+
+Rate = Annotated[float, Field(ge=1, le=1e24)]
+"""Per second. Beyond these a number is a slip, and times made from it would not be finite."""
 
 
 class CopyRates(Frozen):
     """Bytes per second between the host's memory and one GPU, measured in every company that its copies can have."""
 
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
     gpu: str
     """Its identity as the driver gives it, or its number where there is no driver."""
     pcie_root: str = ""
     """Root port that it hangs on; empty where nobody knows."""
-    h2d_bytes_s: float = Field(gt=0)
+    h2d_bytes_s: Rate
     """To the GPU, while nothing else copies."""
-    d2h_bytes_s: float = Field(gt=0)
-    both_h2d_bytes_s: float = Field(gt=0)
+    d2h_bytes_s: Rate
+    both_h2d_bytes_s: Rate
     """To the GPU, while it also copies to the host and the node's other GPUs are idle."""
-    both_d2h_bytes_s: float = Field(gt=0)
-    all_h2d_bytes_s: float = Field(gt=0)
+    both_d2h_bytes_s: Rate
+    all_h2d_bytes_s: Rate
     """To the GPU, while every GPU of the node copies in this direction."""
-    all_d2h_bytes_s: float = Field(gt=0)
-    all_both_h2d_bytes_s: float = Field(gt=0)
+    all_d2h_bytes_s: Rate
+    all_both_h2d_bytes_s: Rate
     """To the GPU, while every GPU of the node copies in both directions."""
-    all_both_d2h_bytes_s: float = Field(gt=0)
+    all_both_d2h_bytes_s: Rate
 
 
 @dataclass(frozen=True, slots=True)

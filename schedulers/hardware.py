@@ -16,14 +16,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from ..jobs.errors import HardwareError, ModelError
 from ..jobs.frozen import Frozen, digest
 from ..jobs.model_facts import Internals
 from ..jobs.pinning import decide_pinning
 from ..jobs.units import MOST_BYTES, parse_bytes
-from .copies import CopyRates
+from .copies import CopyRates, Rate
 
 GB = 1e9
 MEASUREMENT: Final = 3
@@ -33,15 +34,20 @@ BYTES_PER_UPDATE = 16
 CUDA_SHARE = 0.92
 """Share of a CUDA GPU's memory that a plan may use: the rest is the context and what the allocator rounds away."""
 
-Rate = Annotated[float, Field(ge=1, le=1e24)]
-"""Per second. Beyond these a number is a slip, and times made from it would not be finite."""
-Size = Annotated[int, Field(gt=0, le=MOST_BYTES)]
+
+def _whole(value: object) -> object:
+    """Whole numbers as people write large ones: ``64e9``."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Bytes = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST_BYTES)]
+Size = Annotated[Bytes, Field(gt=0)]
 
 
 class HardwareProfile(Frozen):
     """One GPU and its share of a node. Rates are per second; a link's rate holds for each direction on its own."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
     name: str = Field(min_length=1)
     """What people call this machine."""
@@ -69,19 +75,19 @@ class HardwareProfile(Frozen):
     d2h_bytes_s: Rate
     host_memory_bytes: Size
     """Host memory that the job may use."""
-    pinned_limit_bytes: int | None = Field(default=None, ge=0)
+    pinned_limit_bytes: Bytes | None = None
     """Host memory that the system lets a process pin; None: as much as there is."""
     host_bytes_s: Rate
     """Bandwidth of host memory."""
     update_parameters_s: float = Field(ge=1e-2, le=1e24)
     """Parameters that the CPU optimizer updates per second."""
-    nvme_bytes: int = Field(default=0, ge=0, le=MOST_BYTES)
+    nvme_bytes: Bytes = 0
     """Room for boundaries on NVMe; 0 means that there is none."""
     nvme_read_bytes_s: Rate = 2.83e9
     nvme_write_bytes_s: Rate = 3.35e9
     gpudirect: bool = False
     """Whether the GPU reaches files on NVMe itself (GPUDirect Storage)."""
-    copies: tuple[CopyRates, ...] = ()
+    copies: Annotated[tuple[CopyRates, ...], Field(strict=False)] = ()
     """What each GPU of the node reaches when it copies, alone and with the others; empty where nobody has measured."""
     driver: str = ""
     """Version of the GPUs' driver when the node was measured; empty without one."""
@@ -307,7 +313,7 @@ def _validate(fields: Any, source: str, changes: Mapping[str, Any] | None = None
     try:
         return HardwareProfile.model_validate(fields)
     except ValidationError as error:
-        problems = {".".join(map(str, e["loc"])) or "file": e["msg"] for e in error.errors()}
+        problems = {".".join(map(str, e["loc"])) or "file": _problem(e) for e in error.errors()}
         asked = [f"{name} {value:g} ({problems[name]})" for name, value in (changes or {}).items() if name in problems]
         if asked:
             raise HardwareError(
@@ -317,3 +323,9 @@ def _validate(fields: Any, source: str, changes: Mapping[str, Any] | None = None
             f"{source} is not a valid hardware profile: {'; '.join(f'{n}: {p}' for n, p in problems.items())}",
             hint="lazytrain profile writes a complete one",
         ) from error
+
+
+def _problem(error: ErrorDetails) -> str:
+    """What is wrong with a field, and what it is where it is short."""
+    given = "" if error["type"] == "missing" or isinstance(error["input"], dict | list) else f", not {error['input']!r}"
+    return f"{error['msg']}{given:.40}"

@@ -44,6 +44,8 @@ class LayerPolicy(Frozen):
 class Certificate(Frozen):
     """How good the solver proved the policy to be."""
 
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
     planner: str
     backend: str = ""
     status: str = ""
@@ -54,6 +56,8 @@ class Certificate(Frozen):
 
 class Predicted(Frozen):
     """What the simulator expects of one optimizer step."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     step_s: float
     tokens_per_s: float
@@ -191,7 +195,7 @@ class Policy(Frozen):
     def load(cls, path: str | Path) -> Policy:
         """Read a policy file. Raises InputError naming the file and what is wrong with it."""
         try:
-            policy = cls.model_validate_json(Path(path).read_bytes())
+            policy = cls.model_validate_json(Path(path).read_bytes(), strict=True)
         except OSError as error:
             raise InputError(f"cannot read policy {path}: {error.strerror}") from error
         except ValidationError as error:

@@ -22,7 +22,7 @@ from .counts import Counts
 from .loose import Family, LooseTiming
 from .parking import most_spared_bytes, parkable
 from .problem import FEW_LAYERS, Problem
-from .solver import MODEL_WORK, SolverFailed, run_solver, status_of, work_of
+from .solver import MODEL_WORK, SolverFailed, run_solver, work_of
 
 WEIGHT_SLOTS: Final = (2, 4)
 STAGING_SLOTS: Final = (1, 3)
@@ -141,15 +141,14 @@ def bound_of(
     try:
         seconds = max(0.05, deadline - time.monotonic())
         twice = len(problem.facts.layers) <= FEW_LAYERS
-        result = run_solver(model, backend, seconds, GAP, 1 if whole else nodes, quick=whole, twice=twice)
+        answer = run_solver(model, backend, seconds, GAP, 1 if whole else nodes, quick=whole, twice=twice)
     except SolverFailed:
         return Bound(family, min(least_s, problem.horizon_s), work=MODEL_WORK, whole=whole)
-    work = work_of(result, model, whole=whole)
-    if status_of(result) == "INFEASIBLE":
+    work = work_of(answer, model, whole=whole)
+    if answer.status == "INFEASIBLE":
         return Bound(family, problem.horizon_s, work=work, whole=whole)
-    bound_s = max(result.dual_bound() * problem.horizon_s, least_s)
-    found = not whole and result.has_primal_feasible_solution()
-    counts = _counts(choices, result.variable_values(), family) if found else None
+    bound_s = max(answer.bound * problem.horizon_s, least_s)
+    counts = _counts(choices, answer.values, family) if answer.values is not None and not whole else None
     return Bound(family, bound_s, counts, work, whole)
 
 

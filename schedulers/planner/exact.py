@@ -9,7 +9,7 @@ from ortools.math_opt.python import mathopt
 from ...jobs.policy import Policy
 from .choices import Choices
 from .problem import FEW_LAYERS, Problem
-from .solver import MODEL_WORK, SolverFailed, Status, run_solver, status_of, work_of
+from .solver import MODEL_WORK, SolverFailed, Status, run_solver, work_of
 from .timing import Timing
 
 
@@ -47,15 +47,14 @@ def solve_exact(
     model.minimize(timing.step)
     try:
         enough, twice = enough_s / problem.horizon_s, len(problem.facts.layers) <= FEW_LAYERS
-        result = run_solver(model, backend, seconds, gap, nodes, enough, quick=quick, twice=twice)
+        answer = run_solver(model, backend, seconds, gap, nodes, enough, quick=quick, twice=twice)
     except SolverFailed:
         return Exact("NO_SOLUTION", work=MODEL_WORK)
-    status, work = status_of(result), work_of(result, model, whole=True)
-    if status == "INFEASIBLE":
-        return Exact(status, bound_s=problem.horizon_s, work=work)
-    bound_s = max(0.0, result.dual_bound()) * problem.horizon_s
-    if not result.has_primal_feasible_solution():
-        return Exact(status, bound_s=bound_s, work=work)
-    values = result.variable_values()
-    step_s = values[timing.step] * problem.horizon_s
-    return Exact(status, choices.decode(values), step_s, min(bound_s, step_s), work)
+    work = work_of(answer, model, whole=True)
+    if answer.status == "INFEASIBLE":
+        return Exact(answer.status, bound_s=problem.horizon_s, work=work)
+    bound_s = max(0.0, answer.bound) * problem.horizon_s
+    if answer.values is None:
+        return Exact(answer.status, bound_s=bound_s, work=work)
+    step_s = answer.objective * problem.horizon_s
+    return Exact(answer.status, choices.decode(answer.values), step_s, min(bound_s, step_s), work)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from .bound import NODES, Bound, Certificate, bound_of, families_of, parts_of
-from .first import first_best
+from .first import offer_first
 from .loose import Family
 from .problem import FEW_LAYERS, MOST_MICRO_BATCHES, Shape
 from .programs import WORK, Key, Programs
@@ -43,7 +43,6 @@ class Search(Programs):
     def __init__(self, question: Question) -> None:
         super().__init__(question)
         self.certificate = Certificate()
-        self.out_of_time = False
 
     @property
     def bound_s(self) -> float | None:
@@ -157,11 +156,10 @@ class Search(Programs):
 
     def _goes_on(self) -> bool:
         """Whether there is work left that may be done: less of it with many micro-batches, where it gains less."""
-        self.out_of_time = self.question.seconds_left() <= 0
         share = 1 if self.question.accumulation <= MOST_MICRO_BATCHES else 2
         programs = PROGRAMS if self._walks else MORE_PROGRAMS
         work_left = self.certificate.solved < FAMILIES // share and len(self.programs) < programs // share
-        return not self.out_of_time and work_left and self.work < WORK
+        return self.question.seconds_left() > 0 and work_left and self.work < WORK
 
     def _bound(self, family: Family, enough_s: float = float("inf"), *, whole: bool = False) -> Bound:
         """The family's bound, or that nobody in it is faster than the best policy, or than is enough to know."""
@@ -188,6 +186,7 @@ def _is_shape(family: Family) -> bool:
 def search_full(question: Question) -> Search:
     """Search for the fastest policy. Raises NoScheduleError or OutOfTimeError if nothing fits or was found."""
     search = Search(question)
-    search.offer(first_best(question))
+    offer_first(search)
     search.run()
+    search.out_of_time |= question.seconds_left() <= 0
     return search

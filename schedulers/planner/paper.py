@@ -18,7 +18,7 @@ from ortools.math_opt.python import mathopt
 
 from ...jobs.policy.artifact import Home
 from .instance import Instance, Link, price
-from .solver import GAP, Status, run_solver, status_of
+from .solver import GAP, Answer, Status, run_solver
 
 Tier = Literal["gpu", "host", "nvme"]
 
@@ -45,15 +45,13 @@ class Solution:
 
 def solve(instance: Instance, *, backend: str = "highs", seconds: float = 20.0) -> Solution:
     """The best schedule, proven optimal unless time runs out. Raises InputError for an unknown backend."""
-    result = _run(_Model(instance), None, backend, seconds)
-    status = status_of(result)
-    spent = result.solve_time().total_seconds()
-    if not result.has_primal_feasible_solution():
-        return Solution(status, seconds=spent)
-    homes = _canonical(instance, _decode(instance, result.variable_values()))
+    answer = _run(_Model(instance), None, backend, seconds)
+    if answer.values is None:
+        return Solution(answer.status, seconds=answer.seconds)
+    homes = _canonical(instance, _decode(instance, answer.values))
     objective_s = price(instance, homes).objective_s
-    bound_s = min(objective_s, result.dual_bound() * _mean_forward_s(instance))
-    return Solution(status, homes, _round(objective_s), _round(bound_s), spent)
+    bound_s = min(objective_s, max(0.0, answer.bound) * _mean_forward_s(instance))
+    return Solution(answer.status, homes, _round(objective_s), _round(bound_s), answer.seconds)
 
 
 def least_bytes(instance: Instance, tier: Tier, *, backend: str = "highs", seconds: float = 5.0) -> int | None:
@@ -61,10 +59,10 @@ def least_bytes(instance: Instance, tier: Tier, *, backend: str = "highs", secon
 
     None if there is none, or time runs out.
     """
-    result = _run(_Model(instance, free=tier), tier, backend, seconds)
-    if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
+    answer = _run(_Model(instance, free=tier), tier, backend, seconds)
+    if answer.status != "OPTIMAL" or answer.values is None:
         return None
-    homes = _decode(instance, result.variable_values())
+    homes = _decode(instance, answer.values)
     return sum(size for size, home in zip(instance.sizes, homes, strict=True) if home == tier)
 
 
@@ -148,7 +146,7 @@ class _Model:
         return exposed * (largest / link.bytes_s)
 
 
-def _run(model: _Model, goal: Tier | None, backend: str, seconds: float) -> Any:
+def _run(model: _Model, goal: Tier | None, backend: str, seconds: float) -> Answer:
     model.model.minimize(model.cost() if goal is None else model.bytes_in(goal))
     return run_solver(model.model, backend, seconds, GAP)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ class Question:
     staging_slots: int = 2
     longest_block: int = LONGEST_BLOCK
     optimizer: OptimizerOptions = DEFAULT_OPTIMIZER
+    turns: Iterator[int] = field(default_factory=itertools.count, compare=False, repr=False)
+    """One is taken for each schedule that is solved and checked; where they end, so does the work."""
     solved: dict[Instance, Solution] = field(default_factory=dict, compare=False, repr=False)
     """Problems proven so far: tightening comes back to the same ones, above all when nothing fits."""
 
@@ -90,7 +93,7 @@ class NoScheduleError(Exception):
 
 
 class OutOfTimeError(Exception):
-    """The deadline passed before there was any schedule that fits."""
+    """The deadline passed, or all turns were taken, before there was any schedule that fits."""
 
 
 @dataclass(slots=True)
@@ -106,6 +109,8 @@ class Attempt:
     def solve(self, instance: Instance) -> tuple[Found, dict[str, int]]:
         """Solve, lower and check: what was found and the bytes by which it passes budgets, by resource."""
         question, self.instance = self.question, instance.with_budgets(instance.reachable_budgets)
+        if next(question.turns, None) is None:
+            raise OutOfTimeError
         solution = question.solve(self.instance)
         self.seconds += solution.seconds
         if solution.status == "INFEASIBLE":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
+import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+import time
+from collections.abc import Sequence
+from ctypes import CDLL, c_void_p
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 from ortools.math_opt.python import mathopt
@@ -25,13 +25,27 @@ MODEL_WORK: Final = 300
 """What making and presolving a model costs, in iterations on a thousand rows."""
 WHOLE_WORK: Final = 3
 """How much longer an iteration takes where every choice is whole: with it go cuts, trial branching and heuristics."""
-STDOUT: Final = 1
-_ALONE = threading.RLock()
 log = logging.getLogger(__name__)
 
 
 class SolverFailed(LazytrainError):
     """A solver gave up on a model, whatever it was asked; nothing is known of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is known of a model that was to be minimised, in the model's units."""
+
+    status: Status
+    bound: float
+    """No solution is below; infinite where there is none."""
+    objective: float = math.inf
+    """That of ``values``."""
+    values: dict[Any, float] | None = None
+    """The best solution found, by variable."""
+    iterations: int = 0
+    """Of the simplex method."""
+    seconds: float = 0.0
 
 
 def run_solver(
@@ -44,19 +58,20 @@ def run_solver(
     *,
     quick: bool = False,
     twice: bool = False,
-) -> Any:
+) -> Answer:
     """Solve a MathOpt model, until ``seconds`` or ``nodes`` of the search tree are spent.
 
     HiGHS also stops at a solution whose objective is not above ``enough``, and does not start over; with ``quick`` it
     sees more nodes in the same time. On rare problems it fails when asked so, and then is not. It does not presolve,
     for large models are no slower without. Of a small model in a thousand it takes the optimum away, some with presolve
-    and others without: ``twice`` asks both ways, and returns what proves less.
+    and others without: ``twice`` asks both ways, the second in what the first left of ``seconds``, and takes the better
+    solution of the two and the bound of the one that proves less.
     Raises InputError for an unknown backend, SolverFailed where that fails as well.
     """
     if backend not in BACKENDS:
         raise InputError(f"no solver backend is called {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
+    deadline = time.monotonic() + seconds
     parameters = mathopt.SolveParameters(
-        time_limit=timedelta(seconds=max(0.0, seconds)),
         relative_gap_tolerance=gap,
         absolute_gap_tolerance=GAP,
         node_limit=nodes,
@@ -64,20 +79,29 @@ def run_solver(
     )
     ways = [parameters, replace(parameters, presolve=None)] if twice and backend == "highs" else [parameters]
     options = _highs_options(enough, quick) if (enough or quick) and backend == "highs" else None
-    return min((_solve(model, backend, way, options) for way in ways), key=_proven)
+    return _together([_solve(model, backend, way, options, deadline) for way in ways])
 
 
-def _proven(result: Any) -> float:
-    """The bound that a result proves."""
-    return float("inf") if status_of(result) == "INFEASIBLE" else float(result.dual_bound())
+def _together(answers: Sequence[Answer]) -> Answer:
+    """One answer: the best solution, and no more proven than each of them proves."""
+    least, best = min(answers, key=attrgetter("bound")), min(answers, key=attrgetter("objective"))
+    return Answer(
+        "FEASIBLE" if least.values is None and best.values is not None else least.status,
+        least.bound,
+        best.objective,
+        best.values,
+        sum(answer.iterations for answer in answers),
+        sum(answer.seconds for answer in answers),
+    )
 
 
-def _solve(model: Any, backend: str, parameters: mathopt.SolveParameters, options: Any) -> Any:
+def _solve(model: Any, backend: str, parameters: mathopt.SolveParameters, options: Any, deadline: float) -> Answer:
     """Solve with HiGHS's options if there are any, and without where that fails."""
     for wanted in [replace(parameters, highs=options), parameters] if options else [parameters]:
+        left = timedelta(seconds=max(0.0, deadline - time.monotonic()))
         try:
-            with _stdout_unheard():
-                return mathopt.solve(model, BACKENDS[backend], params=wanted)
+            with _ASIDE:
+                return _answer(mathopt.solve(model, BACKENDS[backend], params=replace(wanted, time_limit=left)))
         except (AttributeError, RuntimeError, ValueError) as error:  # MathOpt lets some solver errors out as these
             log.info("the solver %s failed: %s", backend, error)
             failure = error
@@ -99,7 +123,17 @@ def _highs_options(enough: float, quick: bool) -> Any:
     return options
 
 
-def status_of(result: Any) -> Status:
+def _answer(result: Any) -> Answer:
+    """A MathOpt result. Raises RuntimeError where the solver stopped for a reason of its own."""
+    status, iterations = _status(result), result.solve_stats.simplex_iterations
+    bound = math.inf if status == "INFEASIBLE" else float(result.dual_bound())
+    spent = result.solve_time().total_seconds()
+    if not result.has_primal_feasible_solution():
+        return Answer(status, bound, iterations=iterations, seconds=spent)
+    return Answer(status, bound, float(result.objective_value()), result.variable_values(), iterations, spent)
+
+
+def _status(result: Any) -> Status:
     """What a MathOpt result proves."""
     reason = result.termination.reason
     if reason == mathopt.TerminationReason.OPTIMAL:
@@ -110,27 +144,37 @@ def status_of(result: Any) -> Status:
         return "FEASIBLE"
     if reason == mathopt.TerminationReason.NO_SOLUTION_FOUND:
         return "NO_SOLUTION"
-    raise LazytrainError(f"the solver stopped with {reason.name}: {result.termination.detail}")
+    raise RuntimeError(f"it stopped with {reason.name}: {result.termination.detail}")
 
 
-def work_of(result: Any, model: Any, *, whole: bool) -> int:
+def work_of(answer: Answer, model: Any, *, whole: bool) -> int:
     """How much the solver did, the same in every run: iterations of the simplex method, which take longer with rows."""
     size = (1000 + model.get_num_linear_constraints()) / 2000
-    return MODEL_WORK + int(result.solve_stats.simplex_iterations * size * (WHOLE_WORK if whole else 1))
+    return MODEL_WORK + int(answer.iterations * size * (WHOLE_WORK if whole else 1))
 
 
-@contextmanager
-def _stdout_unheard() -> Iterator[None]:
-    """HiGHS prints a line of its own whenever it repairs a solution, which would stand among a command's JSON."""
-    if sys.stdout is None:  # it was closed when the process began: there is nobody to hear
-        yield
-        return
-    sys.stdout.flush()
-    with _ALONE, Path(os.devnull).open("wb") as nowhere:
-        heard = os.dup(STDOUT)
-        os.dup2(nowhere.fileno(), STDOUT)
-        try:
-            yield
-        finally:
-            os.dup2(heard, STDOUT)
-            os.close(heard)
+class _Aside:
+    """HiGHS prints lines of its own with C's printf, whatever its options say: they go to stderr while it works.
+
+    On stdout they would stand among a command's JSON. Python writes to the descriptors itself: what its threads print
+    meanwhile is not touched, and others may be solving too.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._solving = threading.Lock(), 0
+        self._stdout, stderr = (c_void_p.in_dll(CDLL(None), name) for name in ("stdout", "stderr"))
+        self._heard, self._aside = self._stdout.value, stderr.value
+
+    def __enter__(self) -> None:
+        self._count(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self._solving += more
+            self._stdout.value = self._aside if self._solving else self._heard
+
+
+_ASIDE: Final = _Aside()

@@ -52,5 +52,5 @@ def test_never_less_than_the_plan_of_one_counts_on() -> None:
 
 
 def test_rates_of_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="greater than 0"):
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
         rates("0", "", together=0.0)

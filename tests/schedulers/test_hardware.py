@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,10 @@ from lazytrain.schedulers.hardware import (
     same_gpu,
 )
 
+COPIES = {
+    "gpu": "0",
+    **{f"{which}{way}_bytes_s": 1e9 for which in ("", "both_", "all_", "all_both_") for way in ("h2d", "d2h")},
+}
 PARAMETERS = {
     "qwen2.5-3b": 3.086e9,
     "qwen2.5-7b": 7.616e9,
@@ -139,6 +144,43 @@ def test_bad_profile_files_say_what_is_wrong(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(HardwareError, match="file: "):
         hardware(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"h2d_bytes_s": True}, "h2d_bytes_s: .*, not True"),
+        ({"d2h_bytes_s": "1e9"}, "d2h_bytes_s: .*, not '1e9'"),
+        ({"nvme_read_bytes_s": 0}, "nvme_read_bytes_s: .*, not 0"),
+        ({"host_bytes_s": float("inf")}, "host_bytes_s: .*, not inf"),
+        ({"update_parameters_s": float("nan")}, "update_parameters_s: .*, not nan"),
+        ({"matmul_flops": {"bfloat16": True}}, r"matmul_flops\.bfloat16: .*, not True"),
+        ({"efficiency": True}, "efficiency: .*, not True"),
+        ({"gpu_memory_bytes": "80"}, "gpu_memory_bytes: .*, not '80'"),
+        ({"nvme_bytes": True}, "nvme_bytes: .*, not True"),
+        ({"host_memory_bytes": 1.5}, "host_memory_bytes: .*, not 1.5"),
+        ({"pinned_limit_bytes": float("inf")}, "pinned_limit_bytes: .*, not inf"),
+        ({"gpudirect": "yes"}, "gpudirect: .*, not 'yes'"),
+        ({"copies": [COPIES | {"all_h2d_bytes_s": float("inf")}]}, r"copies\.0\.all_h2d_bytes_s: .*, not inf"),
+        ({"copies": [COPIES | {"h2d_bytes_s": "12"}]}, r"copies\.0\.h2d_bytes_s: .*, not '12'"),
+    ],
+)
+def test_what_is_no_number_in_a_profile_file_is_not_taken_for_one(
+    tmp_path: Path, fields: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps(hardware("H800").model_dump() | fields))
+    with pytest.raises(HardwareError, match=words):
+        hardware(path)
+
+
+def test_large_amounts_may_be_written_as_people_write_them(tmp_path: Path) -> None:
+    path = tmp_path / "node.json"
+    fields = {"host_memory_bytes": 64e9, "nvme_bytes": 1e12, "h2d_bytes_s": 12_000_000_000, "copies": [COPIES]}
+    path.write_text(json.dumps(hardware("H800").model_dump() | fields))
+    profile = hardware(path)
+    assert (profile.host_memory_bytes, profile.nvme_bytes, profile.h2d_bytes_s) == (64 * 10**9, 10**12, 12e9)
+    assert profile.copies[0].both_d2h_bytes_s == 1e9
 
 
 def test_a_rate_that_nobody_measured_is_refused() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import re
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -20,11 +23,11 @@ from lazytrain.jobs.units import parse_bytes
 from lazytrain.schedulers.baselines import shortages
 from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
+from lazytrain.schedulers.planner import Instance, programs
 from lazytrain.schedulers.planner import first as first_policies
 from lazytrain.schedulers.planner import plan as plan_with
-from lazytrain.schedulers.planner import programs
 from lazytrain.schedulers.planner.exact import Exact
-from lazytrain.schedulers.planner.search import OutOfTimeError
+from lazytrain.schedulers.planner.search import Attempt, OutOfTimeError, Question
 from lazytrain.schedulers.simulator import simulate
 
 MIB = 1 << 20
@@ -145,9 +148,78 @@ def test_resident_layers_help_where_weights_are_the_traffic(make_facts: Make, ma
     assert answer.predicted and answer.predicted.step_s < 0.95 * answer.baselines["every_layer"].step_s
 
 
-def test_equal_questions_get_byte_equal_policies(facts: ModelFacts, make_profile: Machine) -> None:
-    first, second = (plan(facts, make_profile(), gpu_memory=44 * MIB).policy for _ in range(2))
-    assert first and second and first.to_json() == second.to_json()
+PLANS = """
+import sys, threading
+from lazytrain.jobs.model_facts import ModelFacts
+from lazytrain.schedulers.hardware import HardwareProfile
+from lazytrain.schedulers.planner import plan
+
+facts, profile = ModelFacts.model_validate_json(sys.argv[1]), HardwareProfile.model_validate_json(sys.argv[2])
+policies = {}
+
+def ask(gpu):
+    answer = plan(facts, profile, gpu_memory=gpu << 20, solve_seconds=120.0, baselines=False)
+    assert not answer.solver.out_of_time
+    policies[gpu] = answer.policy.to_json()
+
+threads = [threading.Thread(target=ask, args=(gpu,)) for gpu in (24, 22)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(policies[22] + policies[24], end="")
+"""
+
+
+def test_equal_questions_get_byte_equal_policies(make_facts: Make, make_profile: Machine) -> None:
+    """One after the other here, two at once in another process that hashes text differently."""
+    facts, profile = make_facts(3, flops=5e9, workspace=8 * MIB), make_profile()
+    elsewhere = subprocess.Popen(
+        [sys.executable, "-c", PLANS, facts.model_dump_json(), profile.model_dump_json()],
+        env=os.environ | {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    here = [plan(facts, profile, gpu_memory=gpu * MIB, baselines=False).policy for gpu in (22, 24)]
+    said, _ = elsewhere.communicate()
+    assert "".join(policy.to_json() for policy in here if policy) == said
+    assert elsewhere.returncode == 0 and None not in here
+
+
+def test_what_the_clock_ended_is_said(
+    facts: ModelFacts, make_profile: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it was only the paper's plan, a candidate: another run may begin with another policy."""
+    asked: dict[str, Any] = {"gpu_memory": 1000 * MIB, "baselines": False}
+    unhurried = plan(facts, make_profile(), **asked).solver
+    monkeypatch.setattr(first_policies, "PAPER_SECONDS", 0.0)
+    hurried = plan(facts, make_profile(), **asked).solver
+    assert unhurried and hurried and (unhurried.out_of_time, hurried.out_of_time) == (False, True)
+
+
+@pytest.mark.parametrize("turns", [4, 7])
+def test_the_papers_plan_ends_on_a_count_and_not_on_a_clock(
+    facts: ModelFacts, make_profile: Machine, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """Where more than fifty schedules do not fit."""
+    solved = []
+    solve = Attempt.solve
+
+    def counting(attempt: Attempt, instance: Instance) -> Any:
+        solved.append(instance)
+        try:
+            return solve(attempt, instance)
+        except OutOfTimeError:
+            solved.pop()
+            raise
+
+    monkeypatch.setattr(Attempt, "solve", counting)
+    monkeypatch.setattr(first_policies, "PAPER_LAYERS", turns * len(facts.layers))
+    profile = make_profile()
+    budgets = Budgets.of(profile, gpu_memory=23 * MIB, host_memory=host_memory(facts, 3), nvme=8 * MIB)
+    with pytest.raises(OutOfTimeError):
+        first_policies.paper_plan(Question(facts, profile, budgets, 1, "highs", time.monotonic() + 1000.0))
+    assert len(solved) == turns
 
 
 def test_out_of_time_gives_the_best_rule(
