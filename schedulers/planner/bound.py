@@ -9,8 +9,9 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from ortools.math_opt.python import mathopt
@@ -22,13 +23,15 @@ from .counts import Counts
 from .loose import Family, LooseTiming
 from .parking import most_spared_bytes, parkable
 from .problem import FEW_LAYERS, Problem
-from .solver import MODEL_WORK, SolverFailed, run_solver, work_of
+from .solver import MODEL_WORK, PARTS_WORK, WHOLE_WORK, Answer, SolverFailed, in_parts, run_solver, work_of
 
 WEIGHT_SLOTS: Final = (2, 4)
 STAGING_SLOTS: Final = (1, 3)
 """Fewest and most of each that a plan uses."""
 GAP: Final = 0.002
 """Where the solver may stop, as a share of the step time."""
+FAR: Final = 0.006
+"""Share of the horizon that whole numbers of layers may add to a bound; they seldom add as much."""
 NODES: Final = 12
 """Nodes of the search tree after which the solver stops; its bound holds all the same."""
 
@@ -116,18 +119,45 @@ def within(problem: Problem, family: Family) -> Problem:
 
 
 def bound_of(
-    problem: Problem, family: Family, *, backend: str, deadline: float, whole: bool = False, nodes: int = NODES
+    problem: Problem,
+    family: Family,
+    *,
+    backend: str,
+    deadline: float,
+    whole: bool = False,
+    rough: bool = False,
+    nodes: int = NODES,
 ) -> Bound:
     """The family's bound. ``problem.horizon_s`` is the step time that its policies must beat to be of interest.
 
     With ``whole`` layers do not choose in parts, which is tighter where few of them fill the GPU, and takes as long as
-    an exact program: of its search tree only the root is seen. When no time is left the bound is what a step computes
+    an exact program: of its search tree only the root is seen. With ``rough`` not even how many layers choose what is
+    whole, unless it may matter (`FAR`). When no time is left the bound is what a step computes
     and reads at least: a model of many layers takes long to make.
     """
     least_s = max(parking_seconds(problem), problem.micro_batches * compute_seconds(problem))
     if deadline <= time.monotonic():
         return Bound(family, min(least_s, problem.horizon_s), whole=whole)
     model = mathopt.Model(name="lazytrain-bound")
+    choices = _choices(model, problem, family, whole=whole)
+    twice = len(problem.facts.layers) <= FEW_LAYERS
+    ask = partial(run_solver, model, backend, max(0.05, deadline - time.monotonic()), GAP, twice=twice)
+    try:
+        answer, work = _rough_answer(ask, model) if rough else (None, 0)
+        if answer is None:
+            answer = ask(1 if whole else nodes, quick=whole, only_bound=rough)
+            work += work_of(answer, model, WHOLE_WORK if whole else 1)
+    except SolverFailed:
+        return Bound(family, min(least_s, problem.horizon_s), work=MODEL_WORK, whole=whole)
+    if answer.status == "INFEASIBLE":
+        return Bound(family, problem.horizon_s, work=work, whole=whole)
+    bound_s = max(answer.bound * problem.horizon_s, least_s)
+    counts = _counts(choices, answer.values, family) if answer.values is not None and not whole else None
+    return Bound(family, bound_s, counts, work, whole)
+
+
+def _choices(model: Any, problem: Problem, family: Family, *, whole: bool) -> Choices:
+    """What the family chooses, in a model of its least times."""
     seen = replace(
         within(problem, family),
         shape=family.smallest,
@@ -138,18 +168,15 @@ def bound_of(
     timing = LooseTiming(choices, family)
     _demand(model, choices, family)
     model.minimize(timing.step)
-    try:
-        seconds = max(0.05, deadline - time.monotonic())
-        twice = len(problem.facts.layers) <= FEW_LAYERS
-        answer = run_solver(model, backend, seconds, GAP, 1 if whole else nodes, quick=whole, twice=twice)
-    except SolverFailed:
-        return Bound(family, min(least_s, problem.horizon_s), work=MODEL_WORK, whole=whole)
-    work = work_of(answer, model, whole=whole)
-    if answer.status == "INFEASIBLE":
-        return Bound(family, problem.horizon_s, work=work, whole=whole)
-    bound_s = max(answer.bound * problem.horizon_s, least_s)
-    counts = _counts(choices, answer.values, family) if answer.values is not None and not whole else None
-    return Bound(family, bound_s, counts, work, whole)
+    return choices
+
+
+def _rough_answer(ask: Callable[[], Answer], model: Any) -> tuple[Answer | None, int]:
+    """The answer with nothing whole, unless whole numbers may lift it above the horizon; the work that it took."""
+    with in_parts(model):
+        answer = ask()
+    settled = answer.status == "INFEASIBLE" or answer.bound < 1 - FAR
+    return answer if settled else None, work_of(answer, model, PARTS_WORK)
 
 
 def _demand(model: Any, choices: Choices, family: Family) -> None:

@@ -9,7 +9,7 @@ from ortools.math_opt.python import mathopt
 from ...jobs.policy import Policy
 from .choices import Choices
 from .problem import FEW_LAYERS, Problem
-from .solver import MODEL_WORK, SolverFailed, Status, run_solver, work_of
+from .solver import MODEL_WORK, WHOLE_WORK, SolverFailed, Status, run_solver, work_of
 from .timing import Timing
 
 
@@ -50,7 +50,7 @@ def solve_exact(
         answer = run_solver(model, backend, seconds, gap, nodes, enough, quick=quick, twice=twice)
     except SolverFailed:
         return Exact("NO_SOLUTION", work=MODEL_WORK)
-    work = work_of(answer, model, whole=True)
+    work = work_of(answer, model, WHOLE_WORK)
     if answer.status == "INFEASIBLE":
         return Exact(answer.status, bound_s=problem.horizon_s, work=work)
     bound_s = max(0.0, answer.bound) * problem.horizon_s

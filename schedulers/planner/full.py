@@ -62,16 +62,17 @@ class Search(Programs):
         """
         first, *others = families_of(self._problem())
         bounds = [self._begin(first)]
-        bounds += [self._bound(family, self._spared_s) for family in others if not family.blocks[1]]
-        for bound in bounds:
-            self.certificate.add(bound)
+        self.certificate.add(bounds[0])
+        for family in (family for family in others if not family.blocks[1]):
+            bounds.append(self._bound(family, self._spared_s))
+            self.certificate.add(bounds[-1])
         for bound in sorted(bounds, key=lambda bound: (bound.family.parked != first.parked, bound.bound_s)):
             if bound.bound_s < self.step_s * (1 - PROOF) and (bound is not bounds[0] or first.parked[0]):
                 self._try(bound, *LIKELY[0])
         self._improve()
         self._settle()
         for family in (family for family in others if family.blocks[1]):
-            self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s)))
+            self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s), rough=True))
         self._settle()
         if self.work < WORK:
             self._improve()
@@ -140,7 +141,7 @@ class Search(Programs):
                 return True
         parts = parts_of(family)
         for part in parts:
-            bound = self._proven_of(part) or self._bound(part, self._spared_s)
+            bound = self._proven_of(part) or self._bound(part, self._spared_s, rough=not _is_shape(part))
             self.certificate.add(replace(bound, bound_s=max(bound.bound_s, least.bound_s)))
         if not parts:
             self.certificate.add(least)
@@ -161,12 +162,19 @@ class Search(Programs):
         work_left = self.certificate.solved < FAMILIES // share and len(self.programs) < programs // share
         return self.question.seconds_left() > 0 and work_left and self.work < WORK
 
-    def _bound(self, family: Family, enough_s: float = float("inf"), *, whole: bool = False) -> Bound:
+    def _bound(
+        self, family: Family, enough_s: float = float("inf"), *, whole: bool = False, rough: bool = False
+    ) -> Bound:
         """The family's bound, or that nobody in it is faster than the best policy, or than is enough to know."""
         question, problem = self.question, replace(self._problem(), horizon_s=min(self.step_s, enough_s))
-        nodes = NODES if self.work < WORK / 2 else 1
         bound = bound_of(
-            problem, family, backend=question.backend, deadline=question.deadline, whole=whole, nodes=nodes
+            problem,
+            family,
+            backend=question.backend,
+            deadline=question.deadline,
+            whole=whole,
+            rough=rough and self._walks,
+            nodes=NODES if self.work < WORK / 2 else 1,
         )
         self.work += bound.work
         return bound

@@ -38,6 +38,8 @@ NEAR: Final = 0.003
 """Share of its bound within which a policy ends a walk: what is enough for the proof may be bettered in a few steps."""
 WALK_WORK: Final = 9_000
 """Work in one shape after which no other walk is begun there."""
+WALKS: Final = 20_000
+"""Work that goes into walks before the best policy is looked at once more."""
 POLISH_WORK: Final = 8_000
 POLISHES: Final = 20
 """Work and walks, of each shape, that may go into the best policy when all families have been looked at."""
@@ -54,7 +56,7 @@ class Programs(Fastest):
     def __init__(self, question: Question) -> None:
         super().__init__(question)
         self.programs: dict[Key, Exact] = {}
-        self.work = 0
+        self.work = self.walked = 0
 
     def _problem(self) -> Problem:
         question = self.question
@@ -127,13 +129,12 @@ class Programs(Fastest):
 
     def _walk(self, bound: Bound, shape: Shape) -> None:
         """Walk to better policies of a family's shape."""
-        walk, until = self._walker(bound, shape), self.work + WALK_WORK
+        walk, until = self._walker(bound, shape), self.work + min(WALK_WORK, WALKS - self.walked)
         starts = [walk.state(self.best)]
         if bound.counts is not None and not bound.family.nvme[1]:
             starts += [walk.spread(bound.counts, more) for more in MORE_SWAPS]
         for start in dict.fromkeys(starts):
-            if self.work < until and self.step_s > bound.bound_s / (1 - ENOUGH):
-                self._walk_from(walk, start, bound.bound_s)
+            self._walk_from(walk, start, bound.bound_s, until)
 
     def _walker(self, bound: Bound, shape: Shape) -> Walk:
         """A walk in a family's shape, with blocks as long as the bound's or the best policy's."""
@@ -143,14 +144,16 @@ class Programs(Fastest):
             longest = min(self.question.longest_block, max(counts.longest_block for counts in counted))
         return Walk(replace(within(replace(self._problem(), shape=shape), bound.family), longest_block=longest))
 
-    def _walk_from(self, walk: Walk, start: State, bound_s: float, seed: int = 0) -> None:
-        """Walk, and again with less memory as long as what is found does not fit."""
+    def _walk_from(self, walk: Walk, start: State, bound_s: float, until: int, seed: int = 0) -> None:
+        """Walk until so much work is done, and again with less memory as long as what is found does not fit."""
         for _ in range(TRIES):
-            if self.step_s <= bound_s / (1 - ENOUGH) or self.question.seconds_left() <= 0:
+            enough = self.step_s <= bound_s / (1 - ENOUGH)
+            if enough or self.work >= until or self.question.seconds_left() <= 0:
                 break
             before = walk.work
-            found = walk.best(start, bound_s / (1 - NEAR), seed)
+            found = walk.best(start, bound_s / (1 - NEAR), seed, until - self.work)
             self.work += walk.work - before
+            self.walked += walk.work - before
             smaller = self._offer(walk.problem, walk.policy(found)) if found else None
             if smaller is None or smaller.shape != walk.problem.shape or found is None:
                 break
@@ -163,12 +166,10 @@ class Programs(Fastest):
         """
         counts, until = begin.counts or Counts(), self.work + POLISH_WORK
         walks = self._walkers(bound_s, shapes, counts)
-        for seed in range(POLISHES):
+        for seed in range(0 if counts.nvme else 1, POLISHES):
             for walk in walks:
-                if self.work >= until:
-                    return
-                start = walk.state(self.best) if seed % 2 else walk.spread(counts, seed // 2 % 3)
-                self._walk_from(walk, start, bound_s, seed)
+                start = walk.spread(counts, seed // 2 % 3) if seed % 2 == 0 else walk.state(self.best)
+                self._walk_from(walk, start, bound_s, until, seed)
 
     def _walkers(self, bound_s: float, shapes: Sequence[tuple[int, int]], counts: Counts) -> list[Walk]:
         """Walks among policies that have what the best one has, with its slots and with those of ``shapes``.
@@ -222,7 +223,8 @@ def _smaller(problem: Problem, short: dict[str, int], layers: int) -> Problem:
     """The problem with a resident layer less, or with less memory, after a policy of it did not fit."""
     resident = problem.shape.resident
     if resident and "gpu_memory" in short:
-        return replace(problem, shape=replace(problem.shape, resident=frozenset(spread(range(layers), len(resident) - 1))))
+        fewer = frozenset(spread(range(layers), len(resident) - 1))
+        return replace(problem, shape=replace(problem.shape, resident=fewer))
     return replace(problem, budgets=_less(problem.budgets, short))
 
 

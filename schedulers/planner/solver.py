@@ -6,7 +6,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import CDLL, c_void_p
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -23,8 +24,11 @@ BACKENDS: Final = {"highs": mathopt.SolverType.HIGHS, "gscip": mathopt.SolverTyp
 GAP: Final = 1e-9
 MODEL_WORK: Final = 300
 """What making and presolving a model costs, in iterations on a thousand rows."""
-WHOLE_WORK: Final = 3
+WHOLE_WORK: Final = 1.5
 """How much longer an iteration takes where every choice is whole: with it go cuts, trial branching and heuristics."""
+PARTS_WORK: Final = 0.25
+"""How long one takes where none is, and there is nothing to branch on."""
+HEURISTICS: Final = ("rins", "rens", "feasibility_jump", "root_reduced_cost")
 log = logging.getLogger(__name__)
 
 
@@ -57,15 +61,17 @@ def run_solver(
     enough: float = 0.0,
     *,
     quick: bool = False,
+    only_bound: bool = False,
     twice: bool = False,
 ) -> Answer:
     """Solve a MathOpt model, until ``seconds`` or ``nodes`` of the search tree are spent.
 
     HiGHS also stops at a solution whose objective is not above ``enough``, and does not start over; with ``quick`` it
-    sees more nodes in the same time. On rare problems it fails when asked so, and then is not. It does not presolve,
-    for large models are no slower without. Of a small model in a thousand it takes the optimum away, some with presolve
-    and others without: ``twice`` asks both ways, the second in what the first left of ``seconds``, and takes the better
-    solution of the two and the bound of the one that proves less.
+    sees more nodes in the same time, and with ``only_bound`` it does not look for solutions beside its search. On rare
+    problems it fails when asked so, and then is not. It does not presolve, for large models are no slower without. Of a
+    small model in a thousand it takes the optimum away, some with presolve and others without: ``twice`` asks both
+    ways, the second in what the first left of ``seconds``, and takes the better solution of the two and the bound of
+    the one that proves less.
     Raises InputError for an unknown backend, SolverFailed where that fails as well.
     """
     if backend not in BACKENDS:
@@ -78,7 +84,8 @@ def run_solver(
         presolve=mathopt.Emphasis.OFF if backend == "highs" else None,
     )
     ways = [parameters, replace(parameters, presolve=None)] if twice and backend == "highs" else [parameters]
-    options = _highs_options(enough, quick) if (enough or quick) and backend == "highs" else None
+    special = backend == "highs" and bool(enough or quick or only_bound)
+    options = _highs_options(enough, quick=quick, only_bound=only_bound) if special else None
     return _together([_solve(model, backend, way, options, deadline) for way in ways])
 
 
@@ -111,13 +118,27 @@ def _solve(model: Any, backend: str, parameters: mathopt.SolveParameters, option
     )
 
 
-def _highs_options(enough: float, quick: bool) -> Any:
+@contextmanager
+def in_parts(model: Any) -> Iterator[None]:
+    """While this lasts nothing in the model must be whole: its optimum is soon known, and no more than a bound."""
+    whole = [variable for variable in model.variables() if variable.integer]
+    for variable in whole:
+        variable.integer = False
+    try:
+        yield
+    finally:
+        for variable in whole:
+            variable.integer = True
+
+
+def _highs_options(enough: float, *, quick: bool, only_bound: bool) -> Any:
     """Quick is: without the heuristic that took most of the time, with little trial branching, cuts soon forgotten."""
     options = HighsOptionsProto(bool_options={"mip_allow_restart": False})
     if enough:
         options.double_options["objective_target"] = enough
+    for name in HEURISTICS if only_bound else HEURISTICS[:1] if quick else ():
+        options.bool_options[f"mip_heuristic_run_{name}"] = False
     if quick:
-        options.bool_options["mip_heuristic_run_rins"] = False
         options.int_options["mip_pscost_minreliable"] = 1
         options.int_options["mip_lp_age_limit"] = 5
     return options
@@ -147,10 +168,13 @@ def _status(result: Any) -> Status:
     raise RuntimeError(f"it stopped with {reason.name}: {result.termination.detail}")
 
 
-def work_of(answer: Answer, model: Any, *, whole: bool) -> int:
-    """How much the solver did, the same in every run: iterations of the simplex method, which take longer with rows."""
+def work_of(answer: Answer, model: Any, each: float = 1) -> int:
+    """How much the solver did, the same in every run: iterations of the simplex method, which take longer with rows.
+
+    One iteration takes ``each`` times as long as where some choices are whole.
+    """
     size = (1000 + model.get_num_linear_constraints()) / 2000
-    return MODEL_WORK + int(answer.iterations * size * (WHOLE_WORK if whole else 1))
+    return MODEL_WORK + int(answer.iterations * size * each)
 
 
 class _Aside:

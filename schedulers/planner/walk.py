@@ -8,6 +8,7 @@ of the memory, on both sides of it.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -192,13 +193,13 @@ class Walk:
 
     # ---- the walk
 
-    def best(self, start: State, enough_s: float = 0.0, seed: int = 0) -> State | None:
+    def best(self, start: State, enough_s: float = 0.0, seed: int = 0, most_work: float = math.inf) -> State | None:
         """The fastest state that fits on a walk from ``start``, or the first that takes no more than ``enough_s``.
 
         None where nothing on the way fits, or where ``start`` is not a state of this problem. ``seed`` decides for how
-        long a layer does not become again what it was: another one is another walk.
+        long a layer does not become again what it was: another one is another walk. It ends after ``most_work``.
         """
-        chosen, choose = self.chosen(start), random.Random(seed)
+        chosen, choose, until = self.chosen(start), random.Random(seed), self.work + most_work
         if chosen is None:
             return None
         way = _Way(start, chosen)
@@ -210,7 +211,8 @@ class Walk:
             if seen is None:
                 break
             way.note(seen)
-            if way.best_step * self.problem.horizon_s <= enough_s or way.since > PATIENCE:
+            enough = way.best_step * self.problem.horizon_s <= enough_s
+            if enough or way.since > PATIENCE or self.work >= until:
                 break
             way.go(seen, turn, choose)
         return way.best
