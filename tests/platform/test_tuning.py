@@ -218,7 +218,7 @@ def test_two_searches_at_once_do_not_run_each_others_code(tmp_path: Path) -> Non
         return first.plan_batch(batch)
 
     tried = search_batch(replace(first, plan_batch=plan_first))
-    beside.join()
+    beside.join(60)
     assert [(trial.batch, trial.report.fits) for trial in tried.trials] == [(2, False), (1, True)]
     assert [search.best.report.tokens_per_s for search in (tried, *found)] == [1.0, 2.0]
 
