@@ -119,11 +119,16 @@ def state_bytes(
     each = optimizer.bytes_per_parameter(facts.element_bytes)
     learning = [unit.gradient_bytes // facts.element_bytes for unit in facts.units]
     with_state = facts.trainable_parameters - sum(learning[unit] for unit in parked.state)
+    more = sum(
+        learning[number] * (optimizer.bytes_per_parameter(unit=unit.name)["optimizer_state"] - each["optimizer_state"])
+        for number, unit in enumerate(facts.units)
+        if number not in parked.state and not unit.shares_weights_with
+    )
     gradients = gradient_bytes(facts, accumulation)
     return {
         "weights": facts.parameters * facts.element_bytes,
         "master": round(with_state * each["master"]),
-        "optimizer_state": round(with_state * each["optimizer_state"]),
+        "optimizer_state": round(with_state * each["optimizer_state"] + more),
         "gradients": sum(size for unit, size in gradients.items() if unit not in parked.gradients),
     }
 

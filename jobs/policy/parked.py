@@ -52,7 +52,7 @@ class Parked:
 
 def parked_state_bytes(unit: UnitFacts, facts: ModelFacts, optimizer: OptimizerOptions) -> int:
     """Bytes of a unit's master and states beside the weights that stream to the GPU."""
-    each = optimizer.bytes_per_parameter(facts.element_bytes)
+    each = optimizer.bytes_per_parameter(facts.element_bytes, unit.name)
     learning = unit.gradient_bytes / facts.element_bytes
     return math.ceil(learning * (each["master"] + each["optimizer_state"]))
 

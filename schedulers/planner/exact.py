@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Final
 
 from ortools.math_opt.python import mathopt
 
 from ...jobs.policy import Policy
 from .choices import Choices
 from .problem import FEW_LAYERS, Problem
-from .solver import MODEL_WORK, WHOLE_WORK, SolverFailed, Status, run_solver, work_of
+from .solver import MODEL_WORK, WHOLE_WORK, Answer, SolverFailed, Status, run_solver, work_of
 from .timing import Timing
+
+REFUSED: Final = 8
+"""Policies that are left out, one after the other, because they do not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +42,41 @@ def solve_exact(
     nodes: int | None = None,
     enough_s: float = 0.0,
     quick: bool = False,
+    fits: Callable[[Policy], bool] | None = None,
 ) -> Exact:
     """The fastest policy of the problem's shape, to within ``gap``; or the first that takes no more than ``enough_s``.
 
-    ``nodes`` limits the solver's search tree, ``seconds`` all of it; ``quick`` is as in `run_solver`.
+    ``nodes`` limits the solver's search tree, ``seconds`` all of it; ``quick`` is as in `run_solver`. The program counts
+    a little less memory here and there than is taken: a policy of which ``fits`` says that it does not is left out, and
+    the next is looked for, `REFUSED` times.
     """
+    deadline = time.monotonic() + seconds
     model = mathopt.Model(name="lazytrain-full")
     choices = Choices(model, problem)
     timing = Timing(choices)
     model.minimize(timing.step)
-    try:
-        enough, twice = enough_s / problem.horizon_s, len(problem.facts.layers) <= FEW_LAYERS
-        answer = run_solver(model, backend, seconds, gap, nodes, enough, quick=quick, twice=twice)
-    except SolverFailed:
-        return Exact("NO_SOLUTION", work=MODEL_WORK)
-    work = work_of(answer, model, WHOLE_WORK)
+    enough, twice, work = enough_s / problem.horizon_s, len(problem.facts.layers) <= FEW_LAYERS, 0
+    for turn in range(1 + REFUSED):
+        try:
+            left = deadline - time.monotonic()
+            answer = run_solver(model, backend, left, gap, nodes, enough, quick=quick, twice=twice)
+        except SolverFailed:
+            return Exact("NO_SOLUTION", work=work + MODEL_WORK)
+        work += work_of(answer, model, WHOLE_WORK)
+        if answer.values is None or fits is None or turn == REFUSED or fits(choices.decode(answer.values)):
+            break
+        _refuse(choices, answer.values)
+    return _exact(problem, choices, answer, work)
+
+
+def _refuse(choices: Choices, values: dict[Any, float]) -> None:
+    """At least one choice is to be another."""
+    made = {variable.id: variable for variables in choices.parts.values() for variable in variables}
+    others = [1 - variable if values[variable] > 0.5 else variable for variable in made.values()]
+    choices.model.add_linear_constraint(mathopt.fast_sum(others) >= 1)
+
+
+def _exact(problem: Problem, choices: Choices, answer: Answer, work: int) -> Exact:
     if answer.status == "INFEASIBLE":
         return Exact(answer.status, bound_s=problem.horizon_s, work=work)
     bound_s = max(0.0, answer.bound) * problem.horizon_s

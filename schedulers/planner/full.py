@@ -156,8 +156,8 @@ class Search(Programs):
         return Bound(family, exact.bound_s) if exact is not None and plain else None
 
     def _goes_on(self) -> bool:
-        """Whether there is work left that may be done: less of it with many micro-batches, where it gains less."""
-        share = 1 if self.question.accumulation <= MOST_MICRO_BATCHES else 2
+        """Whether there is work left that may be done: of many layers less with many micro-batches, which gain less."""
+        share = 2 if self._walks and self.question.accumulation > MOST_MICRO_BATCHES else 1
         programs = PROGRAMS if self._walks else MORE_PROGRAMS
         work_left = self.certificate.solved < FAMILIES // share and len(self.programs) < programs // share
         return self.question.seconds_left() > 0 and work_left and self.work < WORK

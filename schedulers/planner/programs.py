@@ -18,7 +18,7 @@ from .exact import Exact, solve_exact
 from .first import Fastest
 from .loose import Family
 from .parking import NOTHING, Parking, quickest_parking
-from .problem import MOST_MICRO_BATCHES, Problem, Shape
+from .problem import FEW_LAYERS, MOST_MICRO_BATCHES, Problem, Shape
 from .search import Question
 from .walk import State, Walk
 
@@ -84,7 +84,7 @@ class Programs(Fastest):
         shape, longest, nvme = key
         problem = within(replace(self._problem(), shape=shape), least.family)
         problem = replace(problem, on_nvme=self._on_nvme(nvme), longest_block=longest)
-        more_bytes = 0
+        more_bytes, few = 0, len(self.question.facts.layers) <= FEW_LAYERS
         for _ in range(TRIES):
             exact = self._exactly(
                 problem,
@@ -92,6 +92,7 @@ class Programs(Fastest):
                 nodes=1 if nvme else self._nodes(),
                 quick=bool(self.programs or nvme),
                 enough_s=least.bound_s / (1 - ENOUGH),
+                fits=self._takes if few else None,
             )
             self.programs.setdefault(key, exact)
             changed: Problem | None
@@ -107,6 +108,10 @@ class Programs(Fastest):
                 break
             problem = changed
         return self.programs[key]
+
+    def _takes(self, policy: Policy) -> bool:
+        """Offer a policy; False if it would be taken but does not fit."""
+        return not self.offer(policy.model_copy(update={"accumulation": self.question.accumulation}))
 
     def _offer(self, problem: Problem, policy: Policy) -> Problem | None:
         """Offer a policy of the problem's; what to solve instead if it does not fit and there is anything."""

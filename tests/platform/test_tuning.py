@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,14 +188,39 @@ def test_an_error_while_planning_is_raised_here(tmp_path: Path) -> None:
         search_batch(SearchOrder(**{**vars(asked), "plan_batch": plan_batch}))
 
 
-def test_two_searches_do_not_run_each_others_code(tmp_path: Path) -> None:
-    for job_id, speed in (("a", 1.0), ("b", 2.0)):
-        said = {**NOTHING, "fits": True, "tokens_per_s": speed}
+def answers(speed: float, most: int) -> Run:
+    said = {**NOTHING, "fits": True, "tokens_per_s": speed}
 
-        def run(policy: Policy, facts: ModelFacts, said: dict[str, Any] = said) -> SimpleNamespace:
-            return SimpleNamespace(**said)
+    def run(policy: Policy, facts: ModelFacts) -> SimpleNamespace:
+        return SimpleNamespace(**{**said, "fits": policy.micro_batch <= most})
 
-        assert search_batch(order(tmp_path, run, job_id=job_id, high=1)).best.report.tokens_per_s == speed
+    return run
+
+
+def test_two_searches_at_once_do_not_run_each_others_code(tmp_path: Path) -> None:
+    """The second begins while the first has a probe left, which Ray Tune looks up by its name."""
+    first = order(tmp_path / "a", answers(1.0, most=1), job_id="a", high=2)
+    second = order(tmp_path / "b", answers(2.0, most=1), job_id="b", high=1)
+    begun, found = threading.Event(), []
+
+    def plan_second(batch: int) -> tuple[ModelFacts, Plan]:
+        begun.set()
+        return second.plan_batch(batch)
+
+    beside = threading.Thread(
+        target=lambda: found.append(search_batch(replace(second, plan_batch=plan_second))), daemon=True
+    )
+
+    def plan_first(batch: int) -> tuple[ModelFacts, Plan]:
+        if batch == 1 and not begun.is_set():
+            beside.start()
+            assert begun.wait(60)
+        return first.plan_batch(batch)
+
+    tried = search_batch(replace(first, plan_batch=plan_first))
+    beside.join(60)
+    assert [(trial.batch, trial.report.fits) for trial in tried.trials] == [(2, False), (1, True)]
+    assert [search.best.report.tokens_per_s for search in (tried, *found)] == [1.0, 2.0]
 
 
 def test_a_gpu_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.optimizer_bytes import OptimizerOptions
 from lazytrain.jobs.policy import Policy, Program, lower, lower_forward
 from lazytrain.jobs.policy.artifact import Home
+from lazytrain.jobs.policy.parked import parked_state_bytes
 from lazytrain.schedulers.costs import (
     backward_forwards,
     forward_seconds,
@@ -190,6 +191,22 @@ def test_the_optimizers_options_are_priced_and_so_is_what_is_parked(
     spared = sum(table.values()) - sum(host_bytes(facts, parked).values())
     rings = host_bytes(facts, parked)["staging"]
     assert spared + rings == pytest.approx(2 * MIB * sum(each.values()), rel=1e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_float32_states_of_embedding_and_head_are_counted(make_facts: Make, tied: bool) -> None:
+    """Tied weights once, where they are owned; those of a layer also where they are on NVMe."""
+    facts = make_facts(4, tied=tied)
+    plain, wide = (
+        Policy.from_homes(facts, ["gpu"] * 5).model_copy(update={"optimizer": OptimizerOptions(fp32_states=patterns)})
+        for patterns in ((), ("model.embed.*", "lm_head.weight"))
+    )
+    more = sum(host_bytes(facts, wide).values()) - sum(host_bytes(facts, plain).values())
+    assert more == pytest.approx((8 - 2.03125) * 2 * MIB * (1 if tied else 2), rel=1e-6)
+    options = OptimizerOptions(fp32_states=("model.layers.3.weight",))
+    layer = plain.model_copy(update={"optimizer": options})
+    assert state_bytes(facts, layer.parked(optimizer=[3])) == state_bytes(facts, plain.parked(optimizer=[3]))
+    assert parked_state_bytes(facts.layers[3], facts, options) == 10 * MIB
 
 
 def test_gradients_of_more_than_one_contribution_are_summed_in_float32(make_facts: Make) -> None:

@@ -17,7 +17,7 @@ from lazytrain.schedulers.baselines import shortages
 from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
 from lazytrain.schedulers.planner.choices import Choices
-from lazytrain.schedulers.planner.exact import solve_exact
+from lazytrain.schedulers.planner.exact import REFUSED, solve_exact
 from lazytrain.schedulers.planner.parking import Parking, park
 from lazytrain.schedulers.planner.problem import Problem, Shape
 from lazytrain.schedulers.planner.timing import Timing
@@ -165,6 +165,33 @@ def test_no_policy_of_a_small_chain_is_faster(make_facts: Make, make_profile: Ma
     fitting = sorted((step_s, p.to_json()) for p, step_s in steps.items() if not shortages(p, facts, budgets))
     assert answer.step_s is not None and fitting
     assert answer.step_s == pytest.approx(fitting[0][0], rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_refused_is_left_out_and_nothing_else(make_facts: Make, make_profile: Machine, seed: int) -> None:
+    """The answer is the fastest that is not refused, and the bound is one of the others."""
+    choose = random.Random(seed)
+    facts, profile, shape = draw_facts(make_facts, choose, 2), draw_profile(make_profile, choose), Shape(2, 2)
+    refused: list[Policy] = []
+
+    def fits(policy: Policy) -> bool:
+        refused.append(policy)
+        return len(refused) > 3
+
+    answer = solve_exact(Problem(facts, profile, PLENTY, shape, 1.0), gap=1e-6, fits=fits)
+    *left_out, taken = refused
+    assert answer.policy == taken and len(set(refused)) == 4
+    others = (policy for policy in every_policy(facts, shape) if policy not in left_out)
+    fastest_s = min(simulate(policy, facts, profile).step_s for policy in others)
+    assert answer.step_s == pytest.approx(fastest_s, rel=1e-4)
+    assert answer.bound_s == pytest.approx(fastest_s, rel=1e-4)
+
+
+def test_refusals_end(make_facts: Make, make_profile: Machine) -> None:
+    asked: list[Policy] = []
+    problem = Problem(make_facts(3), make_profile(), PLENTY, Shape(), 1.0, 3)
+    answer = solve_exact(problem, fits=lambda policy: bool(asked.append(policy)))
+    assert len(set(asked)) == len(asked) == REFUSED and answer.policy not in asked
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -27,6 +27,7 @@ from lazytrain.schedulers.planner import Instance, programs
 from lazytrain.schedulers.planner import first as first_policies
 from lazytrain.schedulers.planner import plan as plan_with
 from lazytrain.schedulers.planner.exact import Exact
+from lazytrain.schedulers.planner.full import FAMILIES, Search
 from lazytrain.schedulers.planner.search import Attempt, OutOfTimeError, Question
 from lazytrain.schedulers.simulator import simulate
 
@@ -131,6 +132,23 @@ def test_more_of_any_memory_is_never_slower(make_facts: Make, make_profile: Mach
         assert answer.predicted.step_s <= last / (1 - 0.01)
         last = min(last, answer.predicted.step_s)
     assert last < float("inf")
+
+
+def test_policies_that_do_not_fit_do_not_end_the_search_of_a_shape(make_facts: Make, make_profile: Machine) -> None:
+    """The program counts less memory here and there than is taken; its first answers are refused, the next proves."""
+    facts = make_facts(3, flops=[3e9, 5e9, 1e9], workspace=8 * MIB)
+    answer = plan(facts, make_profile(d2h_bytes_s=2e9), gpu_memory=int(23.4 * MIB), baselines=False)
+    assert answer.solver and answer.solver.status == "OPTIMAL"
+
+
+@pytest.mark.parametrize(("layers", "goes_on"), [(5, True), (20, False)])
+def test_many_micro_batches_shorten_the_search_of_many_layers_only(
+    make_facts: Make, make_profile: Machine, layers: int, goes_on: bool
+) -> None:
+    budgets = Budgets.of(make_profile())
+    search = Search(Question(make_facts(layers), make_profile(), budgets, 3, "highs", time.monotonic() + 1000.0))
+    search.certificate.solved = FAMILIES // 2
+    assert search._goes_on() == goes_on
 
 
 @pytest.mark.parametrize("accumulation", [2, 5])
