@@ -1,4 +1,4 @@
-"""What torch and transformers import wherever it is installed, though no facts depend on it: half of their seconds.
+"""What torch and transformers import wherever it is installed, though no facts depend on it: a quarter of the seconds.
 
 For a process that only measures models, none of which brings code of its own, and ends: there nothing is compiled, no
 process talks to another, and these packages are not there. Where a model's code does want one of them it fails, and
