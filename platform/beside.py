@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -16,12 +17,14 @@ from typing import NoReturn
 
 from ..jobs.errors import LazytrainError, error_of
 
+log = logging.getLogger(__name__)
+
 
 def beside(work: Callable[[], str], here: Callable[[], object], *, first: Callable[[], object]) -> str:
     """The text that ``work`` returns in a forked process, while this one does ``here``.
 
     The forked one does ``first`` before it. What it raises for people is raised here. Where none can be forked, or it
-    ends in any other way, ``work`` is done here, without either.
+    misses a module or an attribute, or ends in any other way, ``work`` is done here, without either.
     """
     if not may_fork():
         return work()
@@ -40,6 +43,7 @@ def beside(work: Callable[[], str], here: Callable[[], object], *, first: Callab
     try:
         found: dict[str, str] = json.loads(answer)
     except ValueError:  # nothing, or half of it
+        log.info("the process beside this one gave no answer: what it was asked is done again here")
         return work()
     if "text" not in found:
         raise error_of(**found)
@@ -70,4 +74,11 @@ def _outcome(work: Callable[[], str]) -> str:
     try:
         return json.dumps({"text": work()})
     except LazytrainError as error:
-        return json.dumps(error.to_dict())
+        return "" if _misses_something(error) else json.dumps(error.to_dict())
+
+
+def _misses_something(error: BaseException | None) -> bool:
+    """Whether it began with what ``first`` may have taken away."""
+    while error is not None and not isinstance(error, (ImportError, AttributeError)):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -31,8 +31,6 @@ _MOST_CONFIG_BYTES = 1 << 24
 """Of a configuration file: no model's comes near, a file of weights is larger."""
 _HUB_SECONDS = 10.0
 _HUB_ID = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
-_SPARED = ("scipy", "accelerate")
-"""Losses of image models, and loading weights onto several devices: a third of a second."""
 ModelSource: TypeAlias = "PretrainedConfig | PreTrainedModel | dict[str, Any]"
 
 
@@ -169,15 +167,6 @@ def uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def spare_imports() -> None:
-    """Have transformers do without what it imports wherever that is installed, though no facts depend on it.
-
-    For a process that only measures models, none of which brings code of its own: these packages are not there for it.
-    """
-    for name in _SPARED:
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # which makes its import fail
 
 
 def shape_of(source: ModelSource) -> dict[str, Any] | None:

@@ -55,9 +55,9 @@ def command(
         from ...schedulers.hardware import hardware
         from ..admission.measuring import measuring_of
         from ..beside import beside
-        from ..models import spare_imports
         from ..planning import Limits, import_solver, make_plan
         from ..settings import Settings
+        from ..sparing import spare_imports
 
         check_places(out, html)
         job = _job(spec, settings or ())

@@ -40,6 +40,16 @@ def die():
 assert beside(die, int, first=int) == "done here"
 assert beside(lambda: "not there" if os.getpid() == me else 1 / 0, int, first=int) == "not there"
 
+def want():
+    if os.getpid() == me:
+        return "found here"
+    try:
+        import no_such_module
+    except ImportError as error:
+        raise ModelError("it wants a module") from error
+
+assert beside(want, int, first=int) == "found here"
+
 def fail():
     raise KeyboardInterrupt
 

@@ -2,8 +2,6 @@
 
 import gc
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -111,15 +109,3 @@ def test_garbage_is_collected_again_after_imports() -> None:
         assert gc.get_freeze_count() == frozen  # nothing was imported
     finally:
         gc.enable()
-
-
-def test_packages_that_no_facts_depend_on_are_spared() -> None:
-    script = (
-        "import importlib.util; from lazytrain.platform.models import spare_imports\n"
-        "spare_imports()\n"
-        "assert importlib.util.find_spec('scipy') is None\n"
-        "try: import scipy\n"
-        "except ModuleNotFoundError: print('spared')\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stdout) == (0, "spared\n"), ended.stderr
