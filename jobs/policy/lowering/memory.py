@@ -18,7 +18,7 @@ def hold_results(draft: Draft, compute: Compute) -> None:
         _hold_output(draft, compute)
     elif compute.kind == "recompute":
         backward = draft.id("backward", unit + 1, micro)
-        draft.hold(f"output.{compute.id}", "gpu", draft.units[unit].output_bytes, compute.id, backward)
+        draft.hold(f"output.{compute.id}", "gpu", draft.boundary_bytes(unit + 1), compute.id, backward)
     elif _makes_gradient(draft, compute):
         is_layer = unit < draft.first + draft.layers
         size = draft.boundary_bytes(unit) if is_layer else draft.units[unit - 1].output_bytes
@@ -40,10 +40,10 @@ def _hold_output(draft: Draft, compute: Compute) -> None:
     if unit < draft.first:
         draft.hold(f"output.{compute.id}", "gpu", size, compute.id, draft.id("forward", draft.first, micro))
         if unit < draft.first - 1:
-            return
-        size = draft.boundary_bytes(draft.first)  # the model adds the embeddings up to boundary 0
+            return  # the model adds the embeddings up to boundary 0
         held_by_model = [draft.id("forward", draft.head - 1, micro)] if draft.facts.input_stays else []
     reader = unit + 1
+    size = draft.boundary_bytes(reader) if draft.home(reader) else size
     keeps = not draft.evaluates(compute)
     released = [draft.id("loss" if keeps and reader == draft.head else "forward", reader, micro)]
     home = draft.home(reader) or "gpu"
