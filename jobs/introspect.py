@@ -66,6 +66,7 @@ def model_facts(
         vocabulary=trace.vocabulary,
         parameters=sum(unit.parameters for unit in (*before, *layers, *after, head) if not unit.shares_weights_with),
         side_bytes=trace.side_bytes + SCALARS_BYTES * (len(trace.in_order()[1]) + 1),
+        summed_bytes=trace.summed_bytes,
         input_stays=trace.input_stays,
         loose=tuple(structure.loose),
         loss="chunks" if in_chunks else "whole",
@@ -114,7 +115,7 @@ class _Trace:
         """``in_chunks`` says whether the loss is made from the last hidden states, chunk by chunk."""
         self.model, self.structure = model, structure
         self._units, self._in_chunks = units, in_chunks
-        self.side_bytes = self.hidden_size = self.vocabulary = 0
+        self.side_bytes = self.summed_bytes = self.hidden_size = self.vocabulary = 0
         self.input_stays = False
         self._input: Callable[[], torch.UntypedStorage | None] = lambda: None  # that of the first layer
         self._tracker = StorageTracker()
@@ -124,6 +125,7 @@ class _Trace:
         self._held: list[Any] = []  # arguments of units that stay until their backward
         self._beside: list[int] = []  # for each unit, bytes that are alive beside it while it runs forward
         self._sums: dict[int, int] = {}  # bytes of gradients that are added up, by what they are of
+        self._early: set[int] = set()  # those that may be there before the backward of the last layer
         self._anchor = torch.zeros((), requires_grad=True)
         self._owner_of: dict[int, str] = {}
         self._places = {path: Places(module, structure.loose) for path, module in structure.modules.items()}
@@ -170,6 +172,7 @@ class _Trace:
         *passing, self._beside_head = (max(0, beside - stays_bytes) for beside in self._beside)
         self._measured = [_with_more_forward(unit, more) for unit, more in zip(self._measured, passing, strict=True)]
         loose = sum(bytes_of(parameter) for parameter in self.structure.loose.values())
+        self.summed_bytes = sum(size for key, size in self._sums.items() if key not in self._early)
         self.side_bytes = stays_bytes + loose + sum(self._sums.values())
 
     def in_order(self) -> tuple[tuple[UnitFacts, ...], ...]:
@@ -255,13 +258,17 @@ class _Trace:
     def _hold(self, name: str, call: Call) -> None:
         """A unit's arguments stay until its backward; the boundaries of layers, and what follows, have their homes.
 
-        Of what several units get beside their boundary, autograd adds the gradients up.
+        Of what several units get beside their boundary, autograd adds the gradients up, and keeps those of loose
+        parameters to the end.
         """
-        has_home = self._was_layer() or self._is_layer(name)
+        has_home = not self._beyond and (self._was_layer() or self._is_layer(name))
         beside = [leaf for i, leaf in enumerate(call.leaves) if not has_home or i != call.boundary]
         self._held.append([leaf for leaf in beside if isinstance(leaf, torch.Tensor)])
-        for leaf in call.beside():
+        read = [leaf for leaf in call.leaves if isinstance(leaf, nn.Parameter) and leaf.requires_grad]
+        for leaf in (*call.beside(), *read):
             self._sums[leaf.untyped_storage()._cdata] = bytes_of(leaf)
+            if not self._is_layer(name) or isinstance(leaf, nn.Parameter):
+                self._early.add(leaf.untyped_storage()._cdata)
 
     def _made_like(self, outcome: Any, given: list[torch.Tensor]) -> Any:
         """What a unit returns, in the graph of what it was given."""
@@ -283,20 +290,23 @@ class _Trace:
         """
         seen = self._was_layer() or self._is_layer(name)
         self._beside.append(self._bytes_beside(name, call, boundary) if seen else 0)
+        after = self._was_layer() and not self._is_layer(name)
+        self._beyond = max(0, boundary - self._measured[-1].output_bytes) if after else 0
         rest = self._measured[-1].output_bytes - boundary if self._was_layer() and boundary else 0
         if rest > 0:
             wider = _with_more_forward(self._measured[-1], rest)
             self._measured[-1] = wider.model_copy(update={"output_bytes": boundary})
 
     def _note(self, name: str, module: nn.Module, boundary: int, known: Measured) -> None:
+        more = known.facts.backward_workspace_bytes + self._beyond  # the program has room for the output before
+        facts = known.facts.model_copy(update={"name": name, "backward_workspace_bytes": more})
         if name == self.structure.calls[-1]:
-            self._head = known.facts.model_copy(update={"name": name})
+            self._head = facts
             return
         before = self._measured[-1].output_bytes if self._measured else 0
         self._measured.append(
-            known.facts.model_copy(
+            facts.model_copy(
                 update={
-                    "name": name,
                     "shares_weights_with": self.owner(name, module),
                     "input_bytes": 0 if boundary == before or not self._was_layer() else boundary,
                 }
@@ -324,6 +334,7 @@ class _Trace:
         return any(self._is_layer(unit.name) for unit in self._measured)
 
     _inside = False
+    _beyond = 0  # bytes by which the unit's input is larger than what the unit before has returned
 
     def _measured_once(self, name: str, module: nn.Module, call: Call) -> Measured:
         key = self._units.key(name, module, call)

@@ -19,11 +19,22 @@ def hold_results(draft: Draft, compute: Compute) -> None:
     elif compute.kind == "recompute":
         backward = draft.id("backward", unit + 1, micro)
         draft.hold(f"output.{compute.id}", "gpu", draft.boundary_bytes(unit + 1), compute.id, backward)
-    elif _makes_gradient(draft, compute):
+    if compute.kind == "backward" and unit == draft.first + draft.layers - 1:
+        _hold_sums(draft, compute)
+    if _makes_gradient(draft, compute):
         is_layer = unit < draft.first + draft.layers
         size = draft.boundary_bytes(unit) if is_layer else draft.units[unit - 1].output_bytes
         reader = draft.id("backward", unit - 1 if unit > draft.first else 0, micro)
         draft.hold(f"gradient_out.{compute.id}", "gpu", size, compute.id, reader if draft.first else compute.id)
+
+
+def _hold_sums(draft: Draft, compute: Compute) -> None:
+    """What is added up is there after the first term, the last layer's, which is in the memory that its backward needs.
+
+    Before the layers nothing is certain about when the sums go.
+    """
+    following = draft.computes[draft.position[compute.id] + 1] if compute.id != draft.computes[-1].id else compute
+    draft.hold(f"sums.{compute.id}", "gpu", draft.facts.summed_bytes, following.id, draft.id("backward", 0, compute.micro))
 
 
 def _makes_gradient(draft: Draft, compute: Compute) -> bool:
@@ -60,7 +71,7 @@ def hold_static(draft: Draft, resident: Collection[int], gradients: Gradients) -
     sizes = [largest] * draft.policy.weight_slots + [draft.units[unit].weight_bytes for unit in resident]
     for slot, size in enumerate(sizes):
         draft.hold(f"slot.{slot}", "gpu", size)
-    draft.hold("side", "gpu", draft.facts.side_bytes)
+    draft.hold("side", "gpu", draft.facts.side_bytes - draft.facts.summed_bytes)
     moved: dict[str, int] = defaultdict(int)
     for op in draft.transfers:
         moved[op.kind] = max(moved[op.kind], op.bytes)
