@@ -125,6 +125,7 @@ class _Trace:
         self._held: list[Any] = []  # arguments of units that stay until their backward
         self._beside: list[int] = []  # for each unit, bytes that are alive beside it while it runs forward
         self._sums: dict[int, int] = {}  # bytes of gradients that are added up, by what they are of
+        self._replaced: set[int] = set()  # loose parameters whose gradient takes their place
         self._early: set[int] = set()  # those that may be there before the backward of the last layer
         self._anchor = torch.zeros((), requires_grad=True)
         self._owner_of: dict[int, str] = {}
@@ -238,7 +239,7 @@ class _Trace:
             name = path if self._calls[path] == 1 else f"{path}#{self._calls[path]}"
             call = unit_call(self._places[path], forward, self.structure.loose, args, kwargs)
             given = [tensor for tensor in call.tensors() if tensor.requires_grad]
-            call.leaves = [self._apart(leaf) for leaf in call.leaves]
+            call.leaves = [self._apart(name, leaf) for leaf in call.leaves]
             boundary = bytes_of(call.leaves[call.boundary]) if call.boundary >= 0 else 0
             self._look_around(name, call, boundary)
             if name == self.structure.calls[-1]:
@@ -266,20 +267,25 @@ class _Trace:
         self._held.append([leaf for leaf in beside if isinstance(leaf, torch.Tensor)])
         read = [leaf for leaf in call.leaves if isinstance(leaf, nn.Parameter) and leaf.requires_grad]
         for leaf in (*call.beside(), *read):
-            self._sums[leaf.untyped_storage()._cdata] = bytes_of(leaf)
+            key = leaf.untyped_storage()._cdata
+            self._sums[key] = 0 if key in self._replaced else bytes_of(leaf)
             if not self._is_layer(name) or isinstance(leaf, nn.Parameter):
-                self._early.add(leaf.untyped_storage()._cdata)
+                self._early.add(key)
 
     def _made_like(self, outcome: Any, given: list[torch.Tensor]) -> Any:
         """What a unit returns, in the graph of what it was given."""
         return tree_map_only(torch.Tensor, lambda like: _Made.apply(self._anchor, like, *given), outcome)
 
-    def _apart(self, leaf: Any) -> Any:
+    def _apart(self, name: str, leaf: Any) -> Any:
         """An argument without its graph, to which nothing that is measured adds.
 
-        A loose parameter that only one unit reads is left: its gradient is handed on, as those of units' own are.
+        A loose parameter that only one unit reads is left: its gradient is handed on, as those of units' own are. That
+        of the head takes the place of the parameter, which goes when the head's backward is over.
         """
         is_own = isinstance(leaf, nn.Parameter) and self._readers[id(leaf)] == 1
+        if is_own and name == self.structure.calls[-1]:
+            self._replaced.add(leaf.untyped_storage()._cdata)
+            is_own = False
         return leaf.detach() if isinstance(leaf, torch.Tensor) and not is_own else leaf
 
     def _look_around(self, name: str, call: Call, boundary: int) -> None:
