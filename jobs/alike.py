@@ -17,7 +17,6 @@ from .effects import Places, apply, has_containers, unit_call, wanted
 from .measuring import variety_of
 from .replay import Call
 
-
 _PLACE = re.compile(r"idx|index|layer|depth|number")
 """In the names of attributes that tell a layer which of all it is."""
 
@@ -72,7 +71,7 @@ class Alike:
 
 
 def _switches(module: nn.Module) -> tuple[Any, ...]:
-    """What a unit's code may go by (whether this layer rotates its positions, how wide its window is), but its place."""
+    """What a unit's code may go by (whether it rotates positions, how wide its window is), but not which layer it is."""
     return tuple(
         (name, value)
         for inner in module.modules()

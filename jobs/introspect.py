@@ -205,10 +205,11 @@ class _Trace:
             size, in_float32 = elements * self._logit_bytes, 4 * elements
             copied = 0 if size == in_float32 else size  # the gradient is converted back
             whole = size + 2 * in_float32 + copied  # the logits, their logarithms, the gradient
+            forward = max(self._head.forward_workspace_bytes + size, whole) + self._beside_head
             facts = self._head.model_copy(
                 update={
                     "kind": "head", "output_bytes": 0, "saved_bytes": 0, "saved_matmul_bytes": 0,
-                    "forward_workspace_bytes": max(self._head.forward_workspace_bytes + size, whole) + self._beside_head,
+                    "forward_workspace_bytes": forward,
                     "backward_workspace_bytes": self._head.backward_workspace_bytes + size,
                 }
             )  # fmt: skip

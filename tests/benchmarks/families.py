@@ -438,7 +438,9 @@ def main() -> None:
     names = options.only or architectures()[:: QUICK if options.quick else 1]
     kept, rows = Kept(options.resume), []
     with ThreadPool(options.workers) as pool:
-        run = functools.partial(check_apart, seconds=2 * SECONDS if options.peaks else SECONDS, with_peaks=options.peaks)
+        run = functools.partial(
+            check_apart, seconds=2 * SECONDS if options.peaks else SECONDS, with_peaks=options.peaks
+        )
         for row in pool.imap(lambda name: kept.result(name, lambda: run(name)), names):
             rows.append(row)
             told = f"{row['status']:12} {row.get('reason', row.get('error'))} {row['seconds']} s"

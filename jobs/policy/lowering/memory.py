@@ -34,7 +34,9 @@ def _hold_sums(draft: Draft, compute: Compute) -> None:
     Before the layers nothing is certain about when the sums go.
     """
     following = draft.computes[draft.position[compute.id] + 1] if compute.id != draft.computes[-1].id else compute
-    draft.hold(f"sums.{compute.id}", "gpu", draft.facts.summed_bytes, following.id, draft.id("backward", 0, compute.micro))
+    draft.hold(
+        f"sums.{compute.id}", "gpu", draft.facts.summed_bytes, following.id, draft.id("backward", 0, compute.micro)
+    )
 
 
 def _makes_gradient(draft: Draft, compute: Compute) -> bool:
