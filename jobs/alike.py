@@ -71,7 +71,7 @@ class Alike:
 
 
 def _switches(module: nn.Module) -> tuple[Any, ...]:
-    """What a unit's code may go by (whether it rotates positions, how wide its window is), but not which layer it is."""
+    """What a unit's code may go by (whether it rotates positions, how wide its window is), but not its place."""
     return tuple(
         (name, value)
         for inner in module.modules()

@@ -17,8 +17,8 @@ from a scaled-down configuration or on text alone; everything else is ``wrong``.
 With ``--peaks`` each row has ``peaks`` too: the device memory that the program of a policy promises over what a step
 takes, for policies that keep only boundaries, products, everything, and some of each.
 
-A whole sweep takes ten minutes, twenty with ``--peaks``. With ``--resume`` each result is added to a file as a line of JSON, and what the file
-has already is not run again.
+A whole sweep takes ten minutes, twenty with ``--peaks``. With ``--resume`` each result is added to a file as a line of
+JSON, and what the file has already is not run again.
 """
 
 from __future__ import annotations
