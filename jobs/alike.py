@@ -5,6 +5,7 @@ Models have the same layer many times over, and running 80 of them on fake tenso
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,9 @@ from torch.utils._pytree import tree_leaves
 from .effects import Places, apply, has_containers, unit_call, wanted
 from .measuring import variety_of
 from .replay import Call
+
+_PLACE = re.compile(r"idx|index|layer|depth|number")
+"""In the names of attributes that tell a layer which of all it is."""
 
 
 class Alike:
@@ -62,8 +66,19 @@ class Alike:
     def _kind(self, module: nn.Module) -> tuple[Any, ...]:
         if id(module) not in self._kinds:
             shapes = tuple((n, tuple(p.shape), p.requires_grad) for n, p in module.named_parameters())
-            self._kinds[id(module)] = (variety_of(module), shapes), _refers_outside(module)
+            self._kinds[id(module)] = (variety_of(module), shapes, _switches(module)), _refers_outside(module)
         return self._kinds[id(module)]
+
+
+def _switches(module: nn.Module) -> tuple[Any, ...]:
+    """What a unit's code may go by (whether it rotates positions, how wide its window is), but not its place."""
+    return tuple(
+        (name, value)
+        for inner in module.modules()
+        for name, value in vars(inner).items()
+        if not name.startswith("_")
+        and (value is None or isinstance(value, (bool, str)) or (isinstance(value, int) and not _PLACE.search(name)))
+    )
 
 
 def _refers_outside(module: nn.Module) -> bool:

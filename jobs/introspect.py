@@ -53,9 +53,9 @@ def model_facts(
         with units.once_each(_elements_of_lists(model), {}):
             structure = find_structure(model, lambda: model(**few_tokens))
         in_chunks = _loss_in_chunks(model, structure, units, few_tokens)
-        trace = _Trace(model, structure, units, measures_head=not in_chunks)
-        logits = trace.run(text_batch(model, micro_batch, sequence_length))
-        head = trace.head_facts(micro_batch * sequence_length, logits, in_chunks=in_chunks)
+        trace = _Trace(model, structure, units, in_chunks=in_chunks)
+        trace.run(micro_batch, sequence_length)
+        head = trace.head_facts(micro_batch * sequence_length)
     before, layers, after = trace.in_order()
     return ModelFacts(
         architecture=type(model).__name__,
@@ -63,9 +63,10 @@ def model_facts(
         micro_batch=micro_batch,
         sequence_length=sequence_length,
         hidden_size=trace.hidden_size,
-        vocabulary=logits.shape[-1],
+        vocabulary=trace.vocabulary,
         parameters=sum(unit.parameters for unit in (*before, *layers, *after, head) if not unit.shares_weights_with),
         side_bytes=trace.side_bytes + SCALARS_BYTES * (len(trace.in_order()[1]) + 1),
+        summed_bytes=trace.summed_bytes,
         input_stays=trace.input_stays,
         loose=tuple(structure.loose),
         loss="chunks" if in_chunks else "whole",
@@ -110,10 +111,11 @@ class _Trace:
     that keeps for backward counts as lying beside the units.
     """
 
-    def __init__(self, model: PreTrainedModel, structure: Structure, units: Alike, *, measures_head: bool) -> None:
+    def __init__(self, model: PreTrainedModel, structure: Structure, units: Alike, *, in_chunks: bool) -> None:
+        """``in_chunks`` says whether the loss is made from the last hidden states, chunk by chunk."""
         self.model, self.structure = model, structure
-        self._units, self._measures_head = units, measures_head
-        self.side_bytes = self.hidden_size = 0
+        self._units, self._in_chunks = units, in_chunks
+        self.side_bytes = self.summed_bytes = self.hidden_size = self.vocabulary = 0
         self.input_stays = False
         self._input: Callable[[], torch.UntypedStorage | None] = lambda: None  # that of the first layer
         self._tracker = StorageTracker()
@@ -123,14 +125,16 @@ class _Trace:
         self._held: list[Any] = []  # arguments of units that stay until their backward
         self._beside: list[int] = []  # for each unit, bytes that are alive beside it while it runs forward
         self._sums: dict[int, int] = {}  # bytes of gradients that are added up, by what they are of
+        self._replaced: set[int] = set()  # loose parameters whose gradient takes their place
+        self._early: set[int] = set()  # those that may be there before the backward of the last layer
         self._anchor = torch.zeros((), requires_grad=True)
         self._owner_of: dict[int, str] = {}
         self._places = {path: Places(module, structure.loose) for path, module in structure.modules.items()}
         read = (name for call in structure.calls for name in self._places[path_of(call)].names)
         self._readers = Counter(id(structure.loose[name]) for name in read)
 
-    def run(self, text: dict[str, Any]) -> torch.Tensor:
-        """One forward pass; its logits."""
+    def run(self, rows: int, length: int) -> None:
+        """One forward pass, on a batch that lies on the device too."""
         if self.structure.loose:
             self._measured.append(self._loose_facts())
             self._beside.append(0)
@@ -139,31 +143,37 @@ class _Trace:
             module.forward = self._measuring(path, module, module.forward)
         try:
             with torch.enable_grad(), self._tracker:
-                output = self.model(**text)
+                text = text_batch(self.model, rows, length)
+                labels, targets = torch.ones_like(text["input_ids"]), torch.empty((2, rows, length), dtype=torch.int64)
+                output = self._forward(text, labels)
         finally:
             for module in modules.values():
                 del module.forward
         if tuple(unit.name for unit in self._measured if unit.name != LOOSE) != self.structure.calls[:-1]:
             raise ModelError(f"{type(self.model).__name__} calls its parts in another order for rows of another length")
-        if not isinstance(getattr(output, "logits", None), torch.Tensor):
-            raise ModelError(f"{type(self.model).__name__} returns no logits, so it is no causal language model")
-        logits = torch.empty_like(output.logits)
         graph = [leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-        del output
+        logits = _logits_of(output, self.model)
+        self.vocabulary, self._logit_bytes = logits.shape[-1], logits.element_size()
+        del output, logits, targets
         self._settle(self._tracker.live_bytes)
         graph.clear()
         self._held.clear()
-        return logits
+
+    def _forward(self, text: dict[str, Any], labels: torch.Tensor) -> Any:
+        """What the model returns; the logits are those of no token where the loss is made in chunks."""
+        if not self._in_chunks:
+            return self.model(**text)
+        return forward_in_chunks(self.model, self.model.forward, lambda states, _: states.sum(), (), text, labels)
 
     def _settle(self, stays_bytes: int) -> None:
         """What stays when the forward is over lies beside the units all along, the rest beside those that it ran with.
 
         Loose parameters lie there too, and gradients that are added up.
         """
-        for i, beside in enumerate(self._beside):
-            if passing := max(0, beside - stays_bytes):
-                self._measured[i] = _with_more_forward(self._measured[i], passing)
+        *passing, self._beside_head = (max(0, beside - stays_bytes) for beside in self._beside)
+        self._measured = [_with_more_forward(unit, more) for unit, more in zip(self._measured, passing, strict=True)]
         loose = sum(bytes_of(parameter) for parameter in self.structure.loose.values())
+        self.summed_bytes = sum(size for key, size in self._sums.items() if key not in self._early)
         self.side_bytes = stays_bytes + loose + sum(self._sums.values())
 
     def in_order(self) -> tuple[tuple[UnitFacts, ...], ...]:
@@ -182,21 +192,25 @@ class _Trace:
         owners = {self._owner_of.setdefault(id(p), name) for p in self._own(module)}
         return "" if owners == {name} else owners.pop()
 
-    def head_facts(self, tokens: int, logits: torch.Tensor, *, in_chunks: bool) -> UnitFacts:
+    def head_facts(self, tokens: int) -> UnitFacts:
         """The head with every token supervised: the largest it can be."""
         name = self.structure.calls[-1]
         module = self.structure.modules[path_of(name)]
-        if in_chunks:
+        if self._in_chunks:
             facts = measure_head(self.model, name, tokens)
+            more = facts.forward_workspace_bytes + self._beside_head
+            facts = facts.model_copy(update={"forward_workspace_bytes": more, "backward_workspace_bytes": more})
         else:
-            size, in_float32 = bytes_of(logits), 4 * logits.numel()
+            elements = tokens * self.vocabulary
+            size, in_float32 = elements * self._logit_bytes, 4 * elements
             copied = 0 if size == in_float32 else size  # the gradient is converted back
             whole = size + 2 * in_float32 + copied  # the logits, their logarithms, the gradient
+            forward = max(self._head.forward_workspace_bytes + size, whole) + self._beside_head
             facts = self._head.model_copy(
                 update={
                     "kind": "head", "output_bytes": 0, "saved_bytes": 0, "saved_matmul_bytes": 0,
-                    "forward_workspace_bytes": max(self._head.forward_workspace_bytes + size, whole),
-                    "backward_workspace_bytes": self._head.backward_workspace_bytes + 2 * size,
+                    "forward_workspace_bytes": forward,
+                    "backward_workspace_bytes": self._head.backward_workspace_bytes + size,
                 }
             )  # fmt: skip
         return facts.model_copy(update={"shares_weights_with": self.owner(name, module)})
@@ -226,16 +240,18 @@ class _Trace:
             name = path if self._calls[path] == 1 else f"{path}#{self._calls[path]}"
             call = unit_call(self._places[path], forward, self.structure.loose, args, kwargs)
             given = [tensor for tensor in call.tensors() if tensor.requires_grad]
-            call.leaves = [self._apart(leaf) for leaf in call.leaves]
+            call.leaves = [self._apart(name, leaf) for leaf in call.leaves]
+            boundary = bytes_of(call.leaves[call.boundary]) if call.boundary >= 0 else 0
+            self._look_around(name, call, boundary)
             if name == self.structure.calls[-1]:
                 self.hidden_size = call.leaves[call.boundary].shape[-1]
-                if not self._measures_head:
+                if self._in_chunks:
                     with torch.no_grad():
                         outcome = call.forward()
                     return apply(self._made_like(outcome, given), args, kwargs)
             with torch.no_grad():
                 known = self._measured_once(name, module, call)
-            self._note(name, module, call, known)
+            self._note(name, module, boundary, known)
             self._hold(name, call)
             return apply(self._made_like(known.outcome, given), args, kwargs)
 
@@ -244,38 +260,60 @@ class _Trace:
     def _hold(self, name: str, call: Call) -> None:
         """A unit's arguments stay until its backward; the boundaries of layers, and what follows, have their homes.
 
-        Of what several units get beside their boundary, autograd adds the gradients up.
+        Of what several units get beside their boundary, autograd adds the gradients up, and keeps those of loose
+        parameters to the end.
         """
-        has_home = self._was_layer() or self._is_layer(name)
+        has_home = not self._beyond and (self._was_layer() or self._is_layer(name))
         beside = [leaf for i, leaf in enumerate(call.leaves) if not has_home or i != call.boundary]
         self._held.append([leaf for leaf in beside if isinstance(leaf, torch.Tensor)])
-        for leaf in call.beside():
-            self._sums[leaf.untyped_storage()._cdata] = bytes_of(leaf)
+        read = [leaf for leaf in call.leaves if isinstance(leaf, nn.Parameter) and leaf.requires_grad]
+        for leaf in (*call.beside(), *read):
+            key = leaf.untyped_storage()._cdata
+            self._sums[key] = 0 if key in self._replaced else bytes_of(leaf)
+            if not self._is_layer(name) or isinstance(leaf, nn.Parameter):
+                self._early.add(key)
 
     def _made_like(self, outcome: Any, given: list[torch.Tensor]) -> Any:
         """What a unit returns, in the graph of what it was given."""
         return tree_map_only(torch.Tensor, lambda like: _Made.apply(self._anchor, like, *given), outcome)
 
-    def _apart(self, leaf: Any) -> Any:
+    def _apart(self, name: str, leaf: Any) -> Any:
         """An argument without its graph, to which nothing that is measured adds.
 
-        A loose parameter that only one unit reads is left: its gradient is handed on, as those of units' own are.
+        A loose parameter that only one unit reads is left: its gradient is handed on, as those of units' own are. That
+        of the head takes the place of the parameter, which goes when the head's backward is over.
         """
         is_own = isinstance(leaf, nn.Parameter) and self._readers[id(leaf)] == 1
+        if is_own and name == self.structure.calls[-1]:
+            self._replaced.add(leaf.untyped_storage()._cdata)
+            is_own = False
         return leaf.detach() if isinstance(leaf, torch.Tensor) and not is_own else leaf
 
-    def _note(self, name: str, module: nn.Module, call: Call, known: Measured) -> None:
-        if name == self.structure.calls[-1]:
-            self._head = known.facts.model_copy(update={"name": name})
-            return
-        boundary = bytes_of(call.leaves[call.boundary]) if call.boundary >= 0 else 0
+    def _look_around(self, name: str, call: Call, boundary: int) -> None:
+        """Note what is alive when a unit is called.
+
+        What the layer before has returned beside this unit's boundary was its own while it ran, and is the model's now:
+        if it is alive, it is among that.
+        """
         seen = self._was_layer() or self._is_layer(name)
         self._beside.append(self._bytes_beside(name, call, boundary) if seen else 0)
+        after = self._was_layer() and not self._is_layer(name)
+        self._beyond = max(0, boundary - self._measured[-1].output_bytes) if after else 0
+        rest = self._measured[-1].output_bytes - boundary if self._was_layer() and boundary else 0
+        if rest > 0:
+            wider = _with_more_forward(self._measured[-1], rest)
+            self._measured[-1] = wider.model_copy(update={"output_bytes": boundary})
+
+    def _note(self, name: str, module: nn.Module, boundary: int, known: Measured) -> None:
+        more = known.facts.backward_workspace_bytes + self._beyond  # the program has room for the output before
+        facts = known.facts.model_copy(update={"name": name, "backward_workspace_bytes": more})
+        if name == self.structure.calls[-1]:
+            self._head = facts
+            return
         before = self._measured[-1].output_bytes if self._measured else 0
         self._measured.append(
-            known.facts.model_copy(
+            facts.model_copy(
                 update={
-                    "name": name,
                     "shares_weights_with": self.owner(name, module),
                     "input_bytes": 0 if boundary == before or not self._was_layer() else boundary,
                 }
@@ -303,6 +341,7 @@ class _Trace:
         return any(self._is_layer(unit.name) for unit in self._measured)
 
     _inside = False
+    _beyond = 0  # bytes by which the unit's input is larger than what the unit before has returned
 
     def _measured_once(self, name: str, module: nn.Module, call: Call) -> Measured:
         key = self._units.key(name, module, call)
@@ -316,11 +355,20 @@ class _Trace:
 
 def _with_more_forward(unit: UnitFacts, passing: int) -> UnitFacts:
     """The unit with so many bytes more that are alive while it runs forward, whatever it keeps."""
+    if not passing:
+        return unit
     changes: dict[str, Any] = {"forward_workspace_bytes": unit.forward_workspace_bytes + passing}
     for field in ("keeping_matmuls_bytes", "keeping_all_bytes"):
         if measured := getattr(unit, field):
             changes[field] = (measured[0] + passing, measured[1])
     return unit.model_copy(update=changes)
+
+
+def _logits_of(output: Any, model: PreTrainedModel) -> torch.Tensor:
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, torch.Tensor):
+        raise ModelError(f"{type(model).__name__} returns no logits, so it is no causal language model")
+    return logits
 
 
 class _Made(torch.autograd.Function):

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from .layout import flat_bytes
 from .memory import StorageTracker
 from .replay import PRODUCTS, Call, Graphed, output_tensors
 
@@ -44,8 +45,7 @@ def keeping_all(
     with tracker:
         graphed = call.forward_with_graph()
         forward = tracker.peak_bytes - _bytes(output_tensors(graphed.output)) - kept_bytes
-        for tensor in output_tensors(graphed.output):
-            tensor.data = tensor.data.new_zeros(()).expand(tensor.shape)
+        graphed.drop_values()
     runs = [graphed]
     del graphed
     return forward, _backward(tracker, call, _Nothing(), runs.pop, gradients, parameters) - kept_bytes
@@ -65,7 +65,17 @@ def _backward(
         with mode:
             graphed = run()
         inputs, weights = call.differentiate(graphed, gradients, parameters)
-    return tracker.peak_bytes - _bytes([t for t in (*call.handed_on(inputs), *weights) if t is not None])
+    del weights
+    return tracker.peak_bytes - given_back_bytes(call, inputs, parameters)
+
+
+def given_back_bytes(call: Call, inputs: Sequence[torch.Tensor | None], parameters: Sequence[nn.Parameter]) -> int:
+    """Bytes that a program holds for the gradients that a unit's backward gives back.
+
+    Those of parameters are held whole, also where the unit does not use some of them and there is less.
+    """
+    handed_on = [gradient for gradient in call.handed_on(inputs) if gradient is not None]
+    return _bytes(handed_on) + flat_bytes([parameter for parameter in parameters if parameter.requires_grad])
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
 
 ALIGNMENT = 64
 """Elements; a bf16 parameter then starts at a multiple of 128 bytes, as GPU kernels like it."""
@@ -40,3 +42,9 @@ class Layout:
             segments.append(Segment(name, tuple(shape), offset, math.prod(shape)))
             offset = segments[-1].end
         return cls(tuple(segments), offset)
+
+
+def flat_bytes(parameters: Sequence[torch.Tensor]) -> int:
+    """Bytes of the flat buffer of parameters of one dtype."""
+    layout = Layout.of({str(i): tuple(p.shape) for i, p in enumerate(parameters)})
+    return layout.numel * (parameters[0].element_size() if parameters else 0)

@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from transformers import PreTrainedModel
 
 from .head_loss import Logits, chunk_tokens, loss_with_gradients
-from .keeping import keeping_all, keeping_products
-from .layout import Layout
+from .keeping import given_back_bytes, keeping_all, keeping_products
+from .layout import flat_bytes
 from .memory import StorageTracker
 from .model_facts import UnitFacts
 from .replay import PRODUCTS, Call, output_tensors, padded_bytes
@@ -138,8 +138,8 @@ def _measure_backward(call: Call, outputs: list[torch.Tensor], parameters: list[
     tracker = StorageTracker()
     with tracker:
         inputs, weights = call.backward(None, gradients, parameters)
-    given_back = sum(bytes_of(t) for t in [*call.handed_on(inputs), *weights] if t is not None)
-    return max(0, tracker.peak_bytes - given_back)
+    del weights
+    return max(0, tracker.peak_bytes - given_back_bytes(call, inputs, parameters))
 
 
 def measure_head(model: PreTrainedModel, name: str, tokens: int) -> UnitFacts:
@@ -234,14 +234,9 @@ def weights_of(parameters: Sequence[nn.Parameter]) -> Weights:
     return Weights(
         parameters=sum(p.numel() for p in parameters),
         frozen_parameters=sum(p.numel() for p in frozen),
-        weight_bytes=_flat_bytes(parameters),
-        frozen_bytes=_flat_bytes(frozen),
+        weight_bytes=flat_bytes(parameters),
+        frozen_bytes=flat_bytes(frozen),
     )
-
-
-def _flat_bytes(parameters: Sequence[nn.Parameter]) -> int:
-    layout = Layout.of({str(i): tuple(p.shape) for i, p in enumerate(parameters)})
-    return layout.numel * (parameters[0].element_size() if parameters else 0)
 
 
 def bytes_of(tensor: torch.Tensor) -> int:

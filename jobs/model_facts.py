@@ -100,6 +100,8 @@ class ModelFacts(Frozen):
     """Parameters, frozen ones included and tied ones counted once."""
     side_bytes: int
     """Tensors that live on the device through the whole step beside the units: masks, rotary tables, ids, labels."""
+    summed_bytes: int = 0
+    """Bytes among them that a backward begins to take: gradients that the backwards of several layers add up."""
     input_stays: bool = False
     """Whether the model's code holds the first layer's input until its last layer has run, wherever its home is."""
     loose: tuple[str, ...] = ()

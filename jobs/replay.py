@@ -169,6 +169,15 @@ class Graphed:
     inputs: list[torch.Tensor]
     output: Any
 
+    def drop_values(self) -> None:
+        """Free what was given and returned, as far as nothing else holds it: the graph needs shapes, not values.
+
+        A view holds the tensor that it is a view of.
+        """
+        for tensor in (*self.inputs, *output_tensors(self.output)):
+            for held in (tensor,) if tensor._base is None else (tensor, tensor._base):
+                held.data = held.data.new_zeros(()).expand(held.shape)
+
 
 def flatten(value: Any) -> tuple[list[Any], TreeSpec]:
     """``tree_flatten`` that looks into dictionaries of other classes too (keys and values that layers share)."""

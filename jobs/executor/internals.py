@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import ProgramError
 from ..memory import unseen
-from ..replay import PRODUCTS, Call, Gradients, Graphed, output_tensors
+from ..replay import PRODUCTS, Call, Gradients, Graphed
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,6 @@ class Internals(ABC):
         """``swapped`` says whether what is kept moves to the host and back."""
         self.storages: list[Storage] = []
         self._swapped = swapped
-
-    def keep(self, tensor: torch.Tensor) -> Kept:
-        """Keep a tensor's storage."""
-        self.storages.append(Storage(tensor.untyped_storage()))
-        return Kept(self.storages[-1], View.of(tensor))
 
     @abstractmethod
     def forward(self, call: Call, boundary: torch.Tensor, slot: torch.Tensor) -> Any:
@@ -122,7 +117,8 @@ class Products(Internals):
                 storage.memory = whole(storage.memory).clone().untyped_storage()
 
     def _record(self, func: Any, result: Any) -> None:
-        self._recorded.append((func, tree_map_only(torch.Tensor, self.keep, result)))
+        kept = tree_map_only(torch.Tensor, lambda tensor: Kept.of(tensor, self.storages), result)
+        self._recorded.append((func, kept))
 
 
 class Graph(Internals):
@@ -136,24 +132,23 @@ class Graph(Internals):
     def forward(self, call: Call, boundary: torch.Tensor, slot: torch.Tensor) -> Any:
         known = {_start(slot): self._slot, _start(boundary): self._boundary}
         others = {_start(tensor) for tensor in call.tensors()}
+        storages, swapped = self.storages, self._swapped  # not `self`: the graph that it has would hold it for good
 
         def pack(tensor: torch.Tensor) -> Kept | torch.Tensor:
             start = _start(tensor)
             if start in others:
                 return tensor.detach()  # masks and rotary tables: alive anyway, though not in the graph's own inputs
             if start not in known:
-                if not self._swapped:
+                if not swapped:
                     return tensor.detach()
-                known[start] = self.keep(tensor).storage
+                known[start] = Kept.of(tensor, storages).storage
             return Kept(known[start], View.of(tensor))
 
         with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
             self._graphed = call.forward_with_graph(boundary)
         known.clear()  # the graph holds `pack`, and would keep every storage through it until all of backward is done
         output = tree_map_only(torch.Tensor, torch.Tensor.detach, self._graphed.output)
-        for tensor in (*self._graphed.inputs, *output_tensors(self._graphed.output)):
-            shape, one = tensor.shape, tensor.data.new_zeros(())
-            tensor.data = one.expand(shape)  # the graph needs their shapes, not their values
+        self._graphed.drop_values()
         return output
 
     def backward(
@@ -177,6 +172,12 @@ class Kept:
 
     storage: Storage
     view: View
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, storages: list[Storage]) -> Kept:
+        """Keep a tensor by adding its storage to ``storages``."""
+        storages.append(Storage(tensor.untyped_storage()))
+        return cls(storages[-1], View.of(tensor))
 
     def tensor(self) -> torch.Tensor:
         assert self.storage.memory is not None, "internals are used only while they are on the device"

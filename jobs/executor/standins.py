@@ -166,14 +166,17 @@ class StandIns:
     def _forward_whole(
         self, args: Any, kwargs: dict[str, Any], labels: torch.Tensor, supervised: int, count: Any
     ) -> Any:
-        """The model's own loss, of all logits. One that knows of no count is the mean of this micro-batch alone."""
-        if count is None:
-            return self._model_forward(*args, labels=labels, **kwargs)
-        if takes_a_count(self.model):
-            return self._model_forward(*args, labels=labels, num_items_in_batch=count, **kwargs)
+        """The model's own loss, of all logits. One that knows of no count is the mean of this micro-batch alone.
+
+        The logits are not returned, as by a loss in chunks: whoever held them would hold them while backward runs.
+        """
+        if count is not None and takes_a_count(self.model):
+            kwargs["num_items_in_batch"] = count
         output = self._model_forward(*args, labels=labels, **kwargs)
-        output.loss = output.loss * (supervised / count)
-        return output
+        loss = output[0] if isinstance(output, tuple) else output.loss
+        if count is not None and not takes_a_count(self.model):
+            loss = loss * (supervised / count)
+        return CausalLMOutput(loss=loss)
 
     def _whole_forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)  # trainers look at its parameters

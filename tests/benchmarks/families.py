@@ -1,6 +1,6 @@
 """Streams a small random model of every causal-LM architecture that transformers knows, against plain PyTorch.
 
-    python tests/benchmarks/families.py [--quick] [--json] [--only NAME ...] [--resume FILE]
+    python tests/benchmarks/families.py [--quick] [--peaks] [--json] [--only NAME ...] [--resume FILE]
 
 Each architecture's own configuration is scaled down by the names of its keys, and its model gets random weights. Two
 batches of padded rows go through plain PyTorch and, under a policy drawn at random (homes of boundaries, recompute,
@@ -14,13 +14,17 @@ internals, resident layers), through the streamed model, in float32 and training
 ``refused`` are those that raise a typed error, with its text; ``unavailable`` those that plain PyTorch could not run
 from a scaled-down configuration or on text alone; everything else is ``wrong``.
 
-A whole sweep takes ten minutes. With ``--resume`` each result is added to a file as a line of JSON, and what the file
-has already is not run again.
+With ``--peaks`` each row has ``peaks`` too: the device memory that the program of a policy promises over what a step
+takes, for policies that keep only boundaries, products, everything, and some of each.
+
+A whole sweep takes ten minutes, twenty with ``--peaks``. With ``--resume`` each result is added to a file as a line of
+JSON, and what the file has already is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -39,6 +43,7 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
+from peaks import padded_batch, peak_in_turn, peak_over_time, policies
 from resume import Kept
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, set_seed
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -48,9 +53,11 @@ from lazytrain.jobs.errors import LazytrainError, ProgramError
 from lazytrain.jobs.executor import stream
 from lazytrain.jobs.introspect import model_facts
 from lazytrain.jobs.model_facts import ModelFacts
-from lazytrain.jobs.policy import LayerPolicy, Policy
+from lazytrain.jobs.policy import LayerPolicy, Policy, lower
 
 ROWS, LENGTH, LAYERS, VOCABULARY = 3, 17, 4, 96
+PEAK_LENGTH = 64
+"""Tokens of a row where memory is compared: fixed bytes must not hide those of activations."""
 TOLERANCE = 1e-6
 SECONDS, MEMORY_BYTES, WORKERS = 60, 6 << 30, 2
 """What one architecture may take, and how many run at once."""
@@ -308,7 +315,7 @@ def streamed_as_allowed(model: PreTrainedModel, facts: ModelFacts, seed: int) ->
             allowed[decision] = False
 
 
-def check(model_type: str, begun: Callable[[str], object] = print) -> dict[str, Any]:
+def check(model_type: str, begun: Callable[[str], object] = print, *, with_peaks: bool = False) -> dict[str, Any]:
     """What came of one architecture; ``begun`` is told when plain PyTorch is done."""
     try:
         model, wanted = runnable_model(model_type)
@@ -323,17 +330,30 @@ def check(model_type: str, begun: Callable[[str], object] = print) -> dict[str, 
     from_logits, own = (difference(g, w) for g, w in zip(got, wanted, strict=True))
     worst = max(from_logits, own)
     status = "wrong" if worst > TOLERANCE else "exact" if from_logits == 0 else "close"
-    return {"status": status, "error": from_logits, "own_loss_error": own, "without": limits}
+    row = {"status": status, "error": from_logits, "own_loss_error": own, "without": limits}
+    return row | ({"peaks": promised_over_real(model)} if with_peaks else {})
 
 
-def _child(model_type: str, pipe: Any) -> None:
+def promised_over_real(model: PreTrainedModel) -> dict[str, float]:
+    """For each of some policies, the device memory that its program promises over what a step takes."""
+    facts = model_facts(model, micro_batch=ROWS, sequence_length=PEAK_LENGTH, dtype="float32")
+    batch, found = padded_batch(model, ROWS, PEAK_LENGTH, VOCABULARY), {}
+    for name, policy in policies(facts).items():
+        try:
+            found[name] = round(peak_over_time(lower(policy, facts)) / peak_in_turn(model, policy, facts, batch), 4)
+        except ProgramError:  # a decision that is refused for this model, with a hint
+            continue
+    return found
+
+
+def _child(model_type: str, pipe: Any, with_peaks: bool) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[0], -1))
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     warnings.filterwarnings("ignore")
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     try:
-        result = check(model_type, pipe.send)
+        result = check(model_type, pipe.send, with_peaks=with_peaks)
     except Exception as error:  # an untyped error is a defect, and one architecture must not end the sweep
         result = {"status": "wrong", "reason": f"{type(error).__name__}: {error}"[:300]}
         if os.environ.get("FAMILIES_TRACEBACK"):
@@ -341,11 +361,11 @@ def _child(model_type: str, pipe: Any) -> None:
     pipe.send(result)
 
 
-def check_apart(model_type: str, seconds: float = SECONDS) -> dict[str, Any]:
+def check_apart(model_type: str, seconds: float = SECONDS, *, with_peaks: bool = False) -> dict[str, Any]:
     """`check` in a process of its own, so that neither a crash nor an endless loop ends the sweep."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(model_type, theirs), daemon=True)
+    process = context.Process(target=_child, args=(model_type, theirs, with_peaks), daemon=True)
     start = time.perf_counter()
     process.start()
     theirs.close()
@@ -382,10 +402,27 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "exact_list": [r["architecture"] for r in by_status["exact"]],
         "close_list": by_status["close"],
         "worst_own_loss_error": max((r["own_loss_error"] for r in by_status["exact"]), default=None),
+        "peaks": _peaks(rows),
         "without": {r["architecture"]: r["without"] for r in rows if r.get("without")},
         "seconds": round(sum(r["seconds"] for r in rows), 1),
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), **{n: version(n) for n in ("torch", "transformers")}},
+    }
+
+
+def _peaks(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How near the promised memory is to what steps took; ``off`` are architectures beyond a percent, worst first."""
+    found = {r["architecture"]: r["peaks"] for r in rows if r.get("peaks")}
+    if not found:
+        return {}
+    worst = {name: max(peaks.values(), key=lambda ratio: abs(ratio - 1)) for name, peaks in found.items()}
+    off = sorted((name for name in found if abs(worst[name] - 1) > 0.01), key=lambda name: -abs(worst[name] - 1))
+    return {
+        "compared": len(found),
+        "within_1_percent": len(found) - len(off),
+        "lowest": min(((min(peaks.values()), name) for name, peaks in found.items())),
+        "highest": max(((max(peaks.values()), name) for name, peaks in found.items())),
+        "off": {name: found[name] for name in off},
     }
 
 
@@ -396,11 +433,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="run these architectures")
     parser.add_argument("--resume", type=Path, help="file that keeps results, and gives those it has")
     parser.add_argument("--workers", type=int, default=WORKERS, help="architectures that run at once")
+    parser.add_argument("--peaks", action="store_true", help="compare promised and real device memory too")
     options = parser.parse_args()
     names = options.only or architectures()[:: QUICK if options.quick else 1]
     kept, rows = Kept(options.resume), []
     with ThreadPool(options.workers) as pool:
-        for row in pool.imap(lambda name: kept.result(name, lambda: check_apart(name)), names):
+        run = functools.partial(
+            check_apart, seconds=2 * SECONDS if options.peaks else SECONDS, with_peaks=options.peaks
+        )
+        for row in pool.imap(lambda name: kept.result(name, lambda: run(name)), names):
             rows.append(row)
             told = f"{row['status']:12} {row.get('reason', row.get('error'))} {row['seconds']} s"
             print(f"{row['architecture']:32} {told}", file=sys.stderr)

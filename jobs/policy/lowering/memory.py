@@ -18,12 +18,25 @@ def hold_results(draft: Draft, compute: Compute) -> None:
         _hold_output(draft, compute)
     elif compute.kind == "recompute":
         backward = draft.id("backward", unit + 1, micro)
-        draft.hold(f"output.{compute.id}", "gpu", draft.units[unit].output_bytes, compute.id, backward)
-    elif _makes_gradient(draft, compute):
+        draft.hold(f"output.{compute.id}", "gpu", draft.boundary_bytes(unit + 1), compute.id, backward)
+    if compute.kind == "backward" and unit == draft.first + draft.layers - 1:
+        _hold_sums(draft, compute)
+    if _makes_gradient(draft, compute):
         is_layer = unit < draft.first + draft.layers
         size = draft.boundary_bytes(unit) if is_layer else draft.units[unit - 1].output_bytes
         reader = draft.id("backward", unit - 1 if unit > draft.first else 0, micro)
         draft.hold(f"gradient_out.{compute.id}", "gpu", size, compute.id, reader if draft.first else compute.id)
+
+
+def _hold_sums(draft: Draft, compute: Compute) -> None:
+    """What is added up is there after the first term, the last layer's, which is in the memory that its backward needs.
+
+    Before the layers nothing is certain about when the sums go.
+    """
+    following = draft.computes[draft.position[compute.id] + 1] if compute.id != draft.computes[-1].id else compute
+    draft.hold(
+        f"sums.{compute.id}", "gpu", draft.facts.summed_bytes, following.id, draft.id("backward", 0, compute.micro)
+    )
 
 
 def _makes_gradient(draft: Draft, compute: Compute) -> bool:
@@ -40,10 +53,10 @@ def _hold_output(draft: Draft, compute: Compute) -> None:
     if unit < draft.first:
         draft.hold(f"output.{compute.id}", "gpu", size, compute.id, draft.id("forward", draft.first, micro))
         if unit < draft.first - 1:
-            return
-        size = draft.boundary_bytes(draft.first)  # the model adds the embeddings up to boundary 0
+            return  # the model adds the embeddings up to boundary 0
         held_by_model = [draft.id("forward", draft.head - 1, micro)] if draft.facts.input_stays else []
     reader = unit + 1
+    size = draft.boundary_bytes(reader) if draft.home(reader) else size
     keeps = not draft.evaluates(compute)
     released = [draft.id("loss" if keeps and reader == draft.head else "forward", reader, micro)]
     home = draft.home(reader) or "gpu"
@@ -60,7 +73,7 @@ def hold_static(draft: Draft, resident: Collection[int], gradients: Gradients) -
     sizes = [largest] * draft.policy.weight_slots + [draft.units[unit].weight_bytes for unit in resident]
     for slot, size in enumerate(sizes):
         draft.hold(f"slot.{slot}", "gpu", size)
-    draft.hold("side", "gpu", draft.facts.side_bytes)
+    draft.hold("side", "gpu", draft.facts.side_bytes - draft.facts.summed_bytes)
     moved: dict[str, int] = defaultdict(int)
     for op in draft.transfers:
         moved[op.kind] = max(moved[op.kind], op.bytes)
