@@ -46,9 +46,9 @@ def solve_exact(
 ) -> Exact:
     """The fastest policy of the problem's shape, to within ``gap``; or the first that takes no more than ``enough_s``.
 
-    ``nodes`` limits the solver's search tree, ``seconds`` all of it; ``quick`` is as in `run_solver`. The program counts
-    a little less memory here and there than is taken: a policy of which ``fits`` says that it does not is left out, and
-    the next is looked for, `REFUSED` times.
+    ``nodes`` limits the solver's search tree, ``seconds`` all of it; ``quick`` is as in `run_solver`. The program
+    counts a little less memory here and there than is taken: a policy of which ``fits`` says that it does not is left
+    out, and the next is looked for, `REFUSED` times.
     """
     deadline = time.monotonic() + seconds
     model = mathopt.Model(name="lazytrain-full")
