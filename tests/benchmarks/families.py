@@ -439,7 +439,7 @@ def main() -> None:
     kept, rows = Kept(options.resume), []
     with ThreadPool(options.workers) as pool:
         run = functools.partial(
-            check_apart, seconds=2 * SECONDS if options.peaks else SECONDS, with_peaks=options.peaks
+            check_apart, seconds=4 * SECONDS if options.peaks else SECONDS, with_peaks=options.peaks
         )
         for row in pool.imap(lambda name: kept.result(name, lambda: run(name)), names):
             rows.append(row)
