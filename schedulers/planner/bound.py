@@ -100,14 +100,18 @@ def families_of(problem: Problem) -> Iterator[Family]:
 
 
 def parts_of(family: Family) -> list[Family]:
-    """A part for each number of weight slots, or else two halves of the next range that is one; none of a shape."""
+    """Parts that together are the family; none of one whose members have as many of everything.
+
+    Each number of weight slots; or else halves of the range of staging slots; or else those without resident layers
+    and those with any, or halves of these.
+    """
     few, many = family.weights
     if few < many:
         return [replace(family, weights=(slots, slots)) for slots in range(few, many + 1)]
     for name in ("staging", "residents"):
         low, high = getattr(family, name)
         if low < high:
-            middle = (low + high) // 2
+            middle = (low + high) // 2 if low else 0
             return [replace(family, **{name: (low, middle)}), replace(family, **{name: (middle + 1, high)})]
     return []
 

@@ -188,7 +188,9 @@ class Search(Programs):
 
 
 def _is_shape(family: Family) -> bool:
-    return family.weights[0] == family.weights[1] and family.staging[0] == family.staging[1]
+    """Whether its members have as many slots, and either no resident layers or some."""
+    slots = (family.weights, family.staging)
+    return all(few == many for few, many in slots) and (family.residents[0] > 0 or not family.residents[1])
 
 
 def search_full(question: Question) -> Search:
