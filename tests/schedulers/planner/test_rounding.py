@@ -28,11 +28,11 @@ def most(room: float, sizes: list[list[float]], *, whole: bool, weights: list[li
     return mathopt.solve(model, mathopt.SolverType.HIGHS).objective_value()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(40))
 def test_nothing_that_fits_is_cut_off(seed: int) -> None:
     choose = random.Random(seed)
     layers, room = choose.randint(2, 4), choose.uniform(5, 20)
-    sizes = [[choose.uniform(-1, 12) for _ in range(choose.randint(1, 3))] for _ in range(layers)]
+    sizes = [[choose.uniform(-4, 12) for _ in range(choose.randint(1, 3))] for _ in range(layers)]
     weights = [[choose.uniform(0, 5) for _ in kinds] for kinds in sizes]
     fitting = (
         sum(weights[layer][kind] for layer, kind in enumerate(pick) if kind is not None)
@@ -46,3 +46,8 @@ def test_parts_of_layers_do_not_fill_what_whole_ones_leave() -> None:
     """Three layers of 6 in a room of 10: one of them, not one and two thirds; and two of 4.5, not two and a bit."""
     assert most(10.0, [[6.0]] * 3, whole=False, weights=[[1.0]] * 3) == pytest.approx(1.0)
     assert most(10.0, [[4.5]] * 3, whole=False, weights=[[1.0]] * 3) == pytest.approx(2.0)
+
+
+def test_a_layer_that_is_larger_than_the_room_is_not_in_it_in_part() -> None:
+    assert most(10.0, [[10.1]] * 2, whole=False, weights=[[1.0]] * 2) == 0
+    assert most(10.0, [[10.1], [-1.0]], whole=False, weights=[[1.0], [0.0]]) == pytest.approx(1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from ortools.math_opt.python import mathopt
@@ -122,6 +123,17 @@ def test_a_walk_that_begins_beyond_the_memory_comes_back(make_facts: Make, make_
     assert [what for _, what in start].count(("matmuls", "host")) == 12
     found = walk.best(start)
     assert found is not None and shortages(walk.policy(found), facts, budgets) == []
+
+
+def test_a_walk_begins_with_as_much_on_the_host_as_there_is_room_for(make_facts: Make, make_profile: Machine) -> None:
+    facts, profile = make_facts(20), make_profile()
+    problem = Problem(facts, profile, PLENTY, Shape(3, 3), 1.0, 1)
+    kept, largest = facts.layers[0].kept_bytes("matmuls"), max(facts.boundary_bytes)
+    room = problem.state_bytes + 2 * kept + 5 * largest + largest // 2
+    walk = Walk(replace(problem, budgets=PLENTY.model_copy(update={"host_bytes": room})))
+    start = walk.spread(Counts(kept={(0, "matmuls", "host"): 2}, nvme=3))
+    homes = [home for home, _ in start]
+    assert (homes.count("nvme"), homes.count("host"), homes.count("gpu")) == (3, 5, 12)
 
 
 def test_long_chains_are_proven_to_a_percent(make_facts: Make, make_profile: Machine) -> None:
