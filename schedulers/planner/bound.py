@@ -136,8 +136,8 @@ def bound_of(
 
     With ``whole`` layers do not choose in parts, which is tighter where few of them fill the GPU, and takes as long as
     an exact program: of its search tree only the root is seen. With ``rough`` not even how many layers choose what is
-    whole, unless it may matter (`FAR`). When no time is left the bound is what a step computes
-    and reads at least: a model of many layers takes long to make.
+    whole, unless it may matter (`FAR`). When no time is left the bound is what a step computes and reads at least: a
+    model of many layers takes long to make.
     """
     least_s = max(parking_seconds(problem), problem.micro_batches * compute_seconds(problem))
     if deadline <= time.monotonic():

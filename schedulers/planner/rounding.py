@@ -23,7 +23,7 @@ class Item(NamedTuple):
 
 
 def add_whole_layers(model: Any, room: float, items: Sequence[Item], layers: int) -> None:
-    """``items`` are those of ``layers`` layers; sizes are in the unit of ``room``, and one below 0 gives others room."""
+    """``items`` are those of ``layers`` layers; sizes are in the unit of ``room``. One below 0 gives others room."""
     sizes = {layer: [item.size for item in items if item.layer == layer] for layer in {item.layer for item in items}}
     room += sum(max(0.0, -min(own)) for own in sizes.values())
     for most in range(layers) if room > 0 else ():

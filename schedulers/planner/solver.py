@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -186,7 +187,8 @@ class _Aside:
 
     def __init__(self) -> None:
         self._lock, self._solving = threading.Lock(), 0
-        self._stdout, stderr = (c_void_p.in_dll(CDLL(None), name) for name in ("stdout", "stderr"))
+        names = ("__stdoutp", "__stderrp") if sys.platform == "darwin" else ("stdout", "stderr")
+        self._stdout, stderr = (c_void_p.in_dll(CDLL(None), name) for name in names)
         self._heard, self._aside = self._stdout.value, stderr.value
 
     def __enter__(self) -> None:
