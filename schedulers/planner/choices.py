@@ -113,7 +113,7 @@ class Choices(Variables):
         held: list[Term] = [self.residents * (lightest / self.unit)]
         for i in self.layers:
             here = self.model.add_variable(lb=0.0)
-            grows = (self.made[i] * self.on_gpu[i] + self.kept_bytes(i, "gpu")) * (1 / self.unit)
+            grows = (self.sizes[i] * self.on_gpu[i] + self.kept_bytes(i, "gpu")) * (1 / self.unit)
             self.model.add_linear_constraint(here == held[-1] + grows)
             held.append(here)
         for i in self.layers:
@@ -126,11 +126,11 @@ class Choices(Variables):
 
     def _bound_forward(self, i: int, held: Term) -> None:
         layer = self.facts.layers[i]
-        fixed = self.made[i] + self.made[i + 1] + layer.forward_workspace_bytes
+        fixed = self.sizes[i] + self.sizes[i + 1] + layer.forward_workspace_bytes
         fixed += self.facts.head.weight_bytes if i > len(self.layers) + len(self.facts.after) - HEAD_AHEAD else 0
         since = range(max(0, i - self.problem.shape.staging_slots + 1), i)
-        leaving = mathopt.fast_sum(self.made[k] * self.away[k] + self.kept_bytes(k, "host") for k in since)
-        leaving += self.made[0] * self.away[0] if self.facts.input_stays and since.start > 0 else 0.0
+        leaving = mathopt.fast_sum(self.sizes[k] * self.away[k] + self.kept_bytes(k, "host") for k in since)
+        leaving += self.sizes[0] * self.away[0] if self.facts.input_stays and since.start > 0 else 0.0
         spared = mathopt.fast_sum(
             (layer.forward_workspace_bytes - layer.workspaces(kept)[0]) * variable
             for (_, kept, _), variable in self.kept_of(i)
@@ -152,7 +152,7 @@ class Choices(Variables):
             for (_, kept, _), variable in self.kept_of(i)
         ]
         items += [
-            Item(layers[k].kept_bytes(kept) + min(self.made[k], self.sizes[k]), k, variable)
+            Item(layers[k].kept_bytes(kept) + self.sizes[k], k, variable)
             for k in others
             for (_, kept, home), variable in self.kept_of(k)
             if home == "host"
@@ -189,7 +189,7 @@ class Choices(Variables):
         here = self.sizes[i] * self.away[i] + self.kept_bytes(i, "host") - spared
         self._bound(fixed, held, here + self._coming(i) + self._recomputed(i))
         below = range(max(0, i - self.problem.shape.weight_slots + 1), i)
-        self._round(fixed + min(self.made[i], self.sizes[i]), i, below, backward=True)
+        self._round(fixed + self.sizes[i], i, below, backward=True)
 
     def _coming(self, i: int, most: int | None = None) -> Term:
         """Bytes of what may have come for the layers below ``i``: as many as there are slots beside the one in use."""
@@ -199,7 +199,7 @@ class Choices(Variables):
     def _recomputed(self, i: int) -> Term:
         """Bytes of recomputed boundaries of the block that layer ``i`` is in, up to its own."""
         return mathopt.fast_sum(
-            sum(self.made[start + 1 : i + 1]) * chosen
+            sum(self.sizes[start + 1 : i + 1]) * chosen
             for (start, end), chosen in self.chosen.items()
             if start < i < end
         )

@@ -32,8 +32,6 @@ class Variables:
         self.parts: dict[Group, list[Any]] = defaultdict(list)
         self.totals: dict[Group, Any] = {}
         self.sizes, self.layers = problem.facts.boundary_bytes, range(len(problem.facts.layers))
-        self.made = (self.sizes[0], *(layer.output_bytes for layer in self.facts.layers))
-        """Bytes of each boundary as forward or a recompute leaves it on the GPU."""
         self.unit = max(self.sizes)
         self.unparked_room, self.nvme_room = self._rooms()
         self.host_room = max(0, self.unparked_room + problem.parked_bytes)
