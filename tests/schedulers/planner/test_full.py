@@ -359,7 +359,8 @@ def test_state_that_does_not_fit_the_host_goes_to_nvme(facts: ModelFacts, make_p
     answer = plan(facts, profile, host_memory=short)
     assert answer.policy and answer.predicted and answer.solver
     parked = [layer.index for layer in answer.policy.layers if layer.optimizer_home == "nvme"]
-    assert parked and parked[-1] == 11 and answer.policy.optimizer_home == "nvme"
+    assert parked in (list(range(12))[: len(parked)], list(range(12))[-len(parked) :])  # those of one end
+    assert parked and answer.policy.optimizer_home == "nvme"
     assert shortages(answer.policy, facts, Budgets.of(profile, host_memory=short)) == []
     assert answer.solver.bound_s is not None and answer.solver.bound_s <= answer.predicted.step_s
     assert answer.predicted.step_s > 20 * MIB / profile.nvme_read_bytes_s
