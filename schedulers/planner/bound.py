@@ -30,7 +30,7 @@ STAGING_SLOTS: Final = (1, 3)
 """Fewest and most of each that a plan uses."""
 GAP: Final = 0.002
 """Where the solver may stop, as a share of the step time."""
-FAR: Final = 0.006
+FAR: Final = 0.012
 """Share of the horizon that whole numbers of layers may add to a bound; they seldom add as much."""
 NODES: Final = 12
 """Nodes of the search tree after which the solver stops; its bound holds all the same."""

@@ -27,6 +27,8 @@ PROOF: Final = 0.0099
 """Share of the step time by which no policy is proven to be faster, where the search ends."""
 SPARE: Final = 0.95
 """Families in which nobody can beat the plan by this part of `PROOF` need no bound of their own."""
+FAR_OFF: Final = 2 * PROOF
+"""Where a bound is as far from the plan as that, it is more likely the bound that can be better."""
 LIKELY: Final = ((3, 3), (2, 3))
 """Weight and staging slots of the shapes that are tried first."""
 FAMILIES: Final = 48
@@ -69,10 +71,11 @@ class Search(Programs):
         for bound in sorted(bounds, key=lambda bound: (bound.family.parked != first.parked, bound.bound_s)):
             if bound.bound_s < self.step_s * (1 - PROOF) and (bound is not bounds[0] or first.parked[0]):
                 self._try(bound, *LIKELY[0])
-        self._improve()
+        if self.certificate.bound_s > self.step_s * (1 - FAR_OFF):
+            self._improve()
         self._settle()
         for family in (family for family in others if family.blocks[1]):
-            self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s), rough=True))
+            self.certificate.add(self._bound(family, min(self._spared_s, self.certificate.bound_s)))
         self._settle()
         if self.work < WORK:
             self._improve()

@@ -26,7 +26,7 @@ ENOUGH: Final = 0.0095
 """Share of its bound, or of its family's, within which a policy ends the solver's work on its shape."""
 WHOLE_LAYERS: Final = 6
 """Of longer chains the exact program has no blocks longer than the bound's, and no NVMe where the bound uses none."""
-WORK: Final = 64_000
+WORK: Final = 56_000
 """The solver's work (`solver.work_of`) after which nothing more is begun."""
 NODES: Final = 1500
 """Nodes of the solver's search tree times layers, after which the first exact program is left; later ones sooner."""
