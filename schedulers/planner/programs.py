@@ -26,7 +26,7 @@ ENOUGH: Final = 0.0095
 """Share of its bound, or of its family's, within which a policy ends the solver's work on its shape."""
 WHOLE_LAYERS: Final = 6
 """Of longer chains the exact program has no blocks longer than the bound's, and no NVMe where the bound uses none."""
-WORK: Final = 56_000
+WORK: Final = 52_000
 """The solver's work (`solver.work_of`) after which nothing more is begun."""
 NODES: Final = 1500
 """Nodes of the solver's search tree times layers, after which the first exact program is left; later ones sooner."""
@@ -38,7 +38,7 @@ NEAR: Final = 0.003
 """Share of its bound within which a policy ends a walk: what is enough for the proof may be bettered in a few steps."""
 WALK_WORK: Final = 9_000
 """Work in one shape after which no other walk is begun there."""
-WALKS: Final = 20_000
+WALKS: Final = 16_000
 """Work that goes into walks before the best policy is looked at once more."""
 POLISH_WORK: Final = 8_000
 POLISHES: Final = 20
