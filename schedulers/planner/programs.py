@@ -173,6 +173,8 @@ class Programs(Fastest):
         walks = self._walkers(bound_s, shapes, counts)
         for seed in range(0 if counts.nvme else 1, POLISHES):
             for walk in walks:
+                if self.work >= until:
+                    return
                 start = walk.spread(counts, seed // 2 % 3) if seed % 2 == 0 else walk.state(self.best)
                 self._walk_from(walk, start, bound_s, until, seed)
 
