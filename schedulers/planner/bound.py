@@ -9,21 +9,20 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
-
-from ortools.math_opt.python import mathopt
+from typing import Final
 
 from ...jobs.policy.parked import RING
 from ..costs import backward_forwards, forward_seconds
 from .choices import Choices
 from .counts import Counts
+from .linear import Model, Variable, fast_sum
 from .loose import Family, LooseTiming
 from .parking import most_spared_bytes, parkable
 from .problem import FEW_LAYERS, Problem
-from .solver import MODEL_WORK, PARTS_WORK, WHOLE_WORK, Answer, SolverFailed, in_parts, run_solver, work_of
+from .solver import MODEL_WORK, PARTS_WORK, WHOLE_WORK, Answer, SolverFailed, run_solver, work_of
 
 WEIGHT_SLOTS: Final = (2, 4)
 STAGING_SLOTS: Final = (1, 3)
@@ -142,7 +141,7 @@ def bound_of(
     least_s = max(parking_seconds(problem), problem.micro_batches * compute_seconds(problem))
     if deadline <= time.monotonic():
         return Bound(family, min(least_s, problem.horizon_s), whole=whole)
-    model = mathopt.Model(name="lazytrain-bound")
+    model = Model(name="lazytrain-bound")
     choices = _choices(model, problem, family, whole=whole)
     twice = len(problem.facts.layers) <= FEW_LAYERS
     ask = partial(run_solver, model, backend, max(0.05, deadline - time.monotonic()), GAP, twice=twice)
@@ -160,7 +159,7 @@ def bound_of(
     return Bound(family, bound_s, counts, work, whole)
 
 
-def _choices(model: Any, problem: Problem, family: Family, *, whole: bool) -> Choices:
+def _choices(model: Model, problem: Problem, family: Family, *, whole: bool) -> Choices:
     """What the family chooses, in a model of its least times."""
     seen = replace(
         within(problem, family),
@@ -175,22 +174,22 @@ def _choices(model: Any, problem: Problem, family: Family, *, whole: bool) -> Ch
     return choices
 
 
-def _rough_answer(ask: Callable[[], Answer], model: Any) -> tuple[Answer | None, int]:
+def _rough_answer(ask: Callable[[], Answer], model: Model) -> tuple[Answer | None, int]:
     """The answer with nothing whole, unless whole numbers may lift it above the horizon; the work that it took."""
-    with in_parts(model):
+    with model.in_parts():
         answer = ask()
     settled = answer.status == "INFEASIBLE" or answer.bound < 1 - FAR
     return answer if settled else None, work_of(answer, model, PARTS_WORK)
 
 
-def _demand(model: Any, choices: Choices, family: Family) -> None:
+def _demand(model: Model, choices: Choices, family: Family) -> None:
     """What every member of the family has at least one of."""
     if family.blocks[0]:
         model.add_linear_constraint(choices.number(lambda group: group[0] == "block" and group[1] > 1) >= 1)
     if family.nvme[0]:
         model.add_linear_constraint(choices.number(lambda group: group == ("nvme",)) >= 1)
     if family.parked[0] and choices.parked:  # fewer only fill their buffers
-        layers = mathopt.fast_sum(part.moved * (1 / part.least) for part in choices.parked)
+        layers = fast_sum(part.moved * (1 / part.least) for part in choices.parked)
         model.add_linear_constraint(layers >= RING + 1)
 
 
@@ -216,14 +215,15 @@ def parking_seconds(problem: Problem) -> float:
     return max(0.0, beyond / min(profile.nvme_read_bytes_s, profile.nvme_write_bytes_s))
 
 
-def _counts(choices: Choices, values: dict[Any, float], family: Family) -> Counts:
-    totals = {group: round(values[variable]) for group, variable in choices.totals.items()}
+def _counts(choices: Choices, values: Sequence[float], family: Family) -> Counts:
+    totals = {group: round(values[variable.id]) for group, variable in choices.totals.items()}
+    residents = choices.residents
     return Counts(
         blocks={
             group[1]: number for group, number in totals.items() if group[0] == "block" and group[1] > 1 and number
         },
         nvme=totals.get(("nvme",), 0),
         kept={group[1:]: number for group, number in totals.items() if group[0] == "kept" and number},
-        resident=math.ceil(values[choices.residents] - 0.5) if family.residents[1] else 0,
-        parked_bytes=round(sum(values[part.spared] for part in choices.parked) * choices.unit),
+        resident=math.ceil(values[residents.id] - 0.5) if isinstance(residents, Variable) else 0,
+        parked_bytes=round(sum(values[part.spared.id] for part in choices.parked) * choices.unit),
     )

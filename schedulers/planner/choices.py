@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-from ortools.math_opt.python import mathopt
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ...jobs.policy import LayerPolicy, Policy
 from ...jobs.policy.artifact import Home
 from ...jobs.policy.lowering import HEAD_AHEAD, NVME_STAGING
 from ...jobs.policy.parked import RING
+from .linear import Model, Variable, fast_sum
 from .parking import park, parkable
 from .problem import Problem
 from .rounding import Item, add_whole_layers
@@ -36,7 +36,7 @@ class ParkedPart(NamedTuple):
 class Choices(Variables):
     """The variables with their memory: that of the host and of NVMe, and that of the GPU at every moment."""
 
-    def __init__(self, model: Any, problem: Problem, *, whole: bool = True) -> None:
+    def __init__(self, model: Model, problem: Problem, *, whole: bool = True) -> None:
         super().__init__(model, problem, whole=whole)
         self._add_budgets()
         self._add_gpu_memory()
@@ -47,11 +47,11 @@ class Choices(Variables):
 
     def _add_budgets(self) -> None:
         constrain = self.model.add_linear_constraint
-        on_nvme = mathopt.fast_sum(self.sizes[i] / self.unit * v for i, v in enumerate(self.nvme) if v is not None)
-        held = mathopt.fast_sum(
+        on_nvme = fast_sum(self.sizes[i] / self.unit * v for i, v in enumerate(self.nvme) if v is not None)
+        held = fast_sum(
             self.sizes[i] / self.unit * self.away[i] + self.kept_bytes(i, "host") * (1 / self.unit) for i in self.layers
         )
-        self.some_on_nvme: Any = None
+        self.some_on_nvme: Variable | None = None
         """1 where any boundary is on NVMe; None where none can be."""
         if any(variable is not None for variable in self.nvme):
             some = self.some_on_nvme = self.model.add_binary_variable()
@@ -61,7 +61,7 @@ class Choices(Variables):
             constrain(on_nvme <= self.problem.budgets.nvme_bytes / self.unit)
             held += NVME_STAGING / self.unit * self._largest_on_nvme(some)
         self.parked = self._parking()
-        self.spared = mathopt.fast_sum(part.spared for part in self.parked)
+        self.spared = fast_sum(part.spared for part in self.parked)
         room = self.unparked_room if self.problem.parked_bytes else self.host_room
         constrain(held - on_nvme - self.spared <= room / self.unit)
 
@@ -85,7 +85,7 @@ class Choices(Variables):
         kinds = parkable(self.facts, problem.optimizer, problem.accumulation)
         parts = tuple(self._parked_part(sizes) for sizes in kinds)
         most = problem.parked_bytes / self.unit
-        self.model.add_linear_constraint(mathopt.fast_sum(part.spared for part in parts) <= most)
+        self.model.add_linear_constraint(fast_sum(part.spared for part in parts) <= most)
         return parts
 
     def _parked_part(self, sizes: tuple[int, ...]) -> ParkedPart:
@@ -129,9 +129,9 @@ class Choices(Variables):
         fixed = self.sizes[i] + self.sizes[i + 1] + layer.forward_workspace_bytes
         fixed += self.facts.head.weight_bytes if i > len(self.layers) + len(self.facts.after) - HEAD_AHEAD else 0
         since = range(max(0, i - self.problem.shape.staging_slots + 1), i)
-        leaving = mathopt.fast_sum(self.sizes[k] * self.away[k] + self.kept_bytes(k, "host") for k in since)
+        leaving = fast_sum(self.sizes[k] * self.away[k] + self.kept_bytes(k, "host") for k in since)
         leaving += self.sizes[0] * self.away[0] if self.facts.input_stays and since.start > 0 else 0.0
-        spared = mathopt.fast_sum(
+        spared = fast_sum(
             (layer.forward_workspace_bytes - layer.workspaces(kept)[0]) * variable
             for (_, kept, _), variable in self.kept_of(i)
         )
@@ -182,7 +182,7 @@ class Choices(Variables):
         leaving = after[i : i + self.problem.shape.staging_slots]
         fixed = self.sizes[i] + self.sizes[i + 1] + layer.backward_workspace_bytes
         fixed += sum(unit.gradient_bytes for unit in leaving)
-        spared = mathopt.fast_sum(
+        spared = fast_sum(
             (layer.backward_workspace_bytes - layer.workspaces(kept)[1]) * variable
             for (_, kept, _), variable in self.kept_of(i)
         )
@@ -194,11 +194,11 @@ class Choices(Variables):
     def _coming(self, i: int, most: int | None = None) -> Term:
         """Bytes of what may have come for the layers below ``i``: as many as there are slots beside the one in use."""
         ahead = range(max(0, i - (self.problem.shape.weight_slots - 1 if most is None else most)), i)
-        return mathopt.fast_sum(self.sizes[k] * self.away[k] + self.kept_bytes(k, "host") for k in ahead)
+        return fast_sum(self.sizes[k] * self.away[k] + self.kept_bytes(k, "host") for k in ahead)
 
     def _recomputed(self, i: int) -> Term:
         """Bytes of recomputed boundaries of the block that layer ``i`` is in, up to its own."""
-        return mathopt.fast_sum(
+        return fast_sum(
             sum(self.sizes[start + 1 : i + 1]) * chosen
             for (start, end), chosen in self.chosen.items()
             if start < i < end
@@ -206,17 +206,18 @@ class Choices(Variables):
 
     # ---- the answer
 
-    def decode(self, values: dict[Any, float]) -> Policy:
+    def decode(self, values: Sequence[float]) -> Policy:
         """The policy that a solution means."""
         shape, facts = self.problem.shape, self.facts
         homes: list[Home] = ["recompute"] * len(self.layers)
         for (start, _), variables in self.edges.items():
-            if values[variables[0]] > 0.5:
+            if values[variables[0].id] > 0.5:
                 homes[start] = "gpu"
-            elif self.has_away and values[variables[1]] > 0.5:
-                on_nvme = self.nvme[start] is not None and values[self.nvme[start]] > 0.5
+            elif self.has_away and values[variables[1].id] > 0.5:
+                variable = self.nvme[start]
+                on_nvme = variable is not None and values[variable.id] > 0.5
                 homes[start] = "nvme" if on_nvme else "host"
-        kept = {key[0]: key for key, variable in self.kept.items() if values[variable] > 0.5}
+        kept = {key[0]: key for key, variable in self.kept.items() if values[variable.id] > 0.5}
         layers: list[LayerPolicy] = []
         for i in self.layers:
             layer = LayerPolicy(index=i, resident=i in shape.resident)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-from ortools.math_opt.python import mathopt
+from typing import Final
 
 from ...jobs.policy import Policy
 from .choices import Choices
+from .linear import Model, fast_sum
 from .problem import FEW_LAYERS, Problem
 from .solver import MODEL_WORK, WHOLE_WORK, Answer, SolverFailed, Status, run_solver, work_of
 from .timing import Timing
@@ -51,7 +50,7 @@ def solve_exact(
     out, and the next is looked for, `REFUSED` times.
     """
     deadline = time.monotonic() + seconds
-    model = mathopt.Model(name="lazytrain-full")
+    model = Model(name="lazytrain-full")
     choices = Choices(model, problem)
     timing = Timing(choices)
     model.minimize(timing.step)
@@ -69,11 +68,11 @@ def solve_exact(
     return _exact(problem, choices, answer, work)
 
 
-def _refuse(choices: Choices, values: dict[Any, float]) -> None:
+def _refuse(choices: Choices, values: Sequence[float]) -> None:
     """At least one choice is to be another."""
     made = {variable.id: variable for variables in choices.parts.values() for variable in variables}
-    others = [1 - variable if values[variable] > 0.5 else variable for variable in made.values()]
-    choices.model.add_linear_constraint(mathopt.fast_sum(others) >= 1)
+    others = [1 - variable if values[variable.id] > 0.5 else variable for variable in made.values()]
+    choices.model.add_linear_constraint(fast_sum(others) >= 1)
 
 
 def _exact(problem: Problem, choices: Choices, answer: Answer, work: int) -> Exact:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ortools.math_opt.python import mathopt
-
 from ...jobs.policy.lowering import NVME_STAGING
 from ..costs import LINK_RATES, backward_forwards
 from .choices import Choices
+from .linear import fast_sum
 from .problem import Shape
 from .ring import Ring
 from .timing import Micro, Timing
@@ -91,9 +90,9 @@ class LooseTiming(Timing):
         states, gradients = self.choices.parked
         each_time = self.problem.micro_batches * gradients.moved
         for stream in ("nvme_read", "nvme_write"):
-            both = mathopt.fast_sum([*self.lasting[stream], self._parked_seconds(stream, states.moved + each_time)])
+            both = fast_sum([*self.lasting[stream], self._parked_seconds(stream, states.moved + each_time)])
             self.model.add_linear_constraint(self.step >= both)
-        after_states = mathopt.fast_sum([*self.lasting["nvme_write"], self._parked_seconds("nvme_write", each_time)])
+        after_states = fast_sum([*self.lasting["nvme_write"], self._parked_seconds("nvme_write", each_time)])
         self.model.add_linear_constraint(self.step >= self.states_written + after_states)
         written = self.begun + self.turn + self._first_gradient * gradients.some
         self.model.add_linear_constraint(self.step >= written + self._parked_seconds("nvme_write", gradients.moved))
@@ -120,7 +119,7 @@ class LooseTiming(Timing):
             least = min(
                 self._forward(layer) + layer.weight_bytes * self._per_byte(self.profile.h2d_bytes_s) for layer in layers
             )
-            moved = mathopt.fast_sum(part.moved for part in self.choices.parked)
+            moved = fast_sum(part.moved for part in self.choices.parked)
             self.model.add_linear_constraint(self.turn >= self._parked_seconds("nvme_read", moved) + least)
             self._add_late_forwards()
 
@@ -132,7 +131,7 @@ class LooseTiming(Timing):
         on_nvme = [variable for variable in self.choices.nvme if variable is not None]
         if on_nvme:
             states, _ = self.choices.parked
-            layers = mathopt.fast_sum(on_nvme) - NVME_STAGING - self.family.staging[1]
+            layers = fast_sum(on_nvme) - NVME_STAGING - self.family.staging[1]
             each = min(self._forward(layer) for layer in self.facts.layers)
             read = self._parked_seconds("nvme_read", states.moved)
             self.model.add_linear_constraint(self.turn >= read + each * layers)
@@ -148,7 +147,7 @@ class LooseTiming(Timing):
     def _held(self, count: int) -> list[Term]:
         """For each layer, how much of it is still there; of all layers together as much as there are slots."""
         held = [self.model.add_variable(lb=0.0, ub=1.0) for _ in range(count)]
-        self.model.add_linear_constraint(mathopt.fast_sum(held) <= self.slots)
+        self.model.add_linear_constraint(fast_sum(held) <= self.slots)
         return held
 
     def _load_forward(self, micro: Micro, i: int) -> list[Term]:
@@ -178,7 +177,7 @@ class LooseTiming(Timing):
                 seconds = self.choices.sizes[i] * self._per_byte(self.profile.nvme_read_bytes_s) * nvme
                 micro.reads[i] = self._on("nvme_read", seconds)
         if self.choices.some_on_nvme is not None:
-            reads = mathopt.fast_sum(self.lasting["nvme_read"][-len(micro.reads) :])
+            reads = fast_sum(self.lasting["nvme_read"][-len(micro.reads) :])
             self._wait(self.last["nvme_read"], reads, self.last["nvme_write"], self.choices.some_on_nvme)
 
     def _add_layer_backward(self, micro: Micro, i: int, copies: list[Term]) -> None:
@@ -209,11 +208,11 @@ class LooseTiming(Timing):
         if self.choices.has_away:
             arriving = self.choices.arriving[i + 1]
             bytes_in += [self.choices.sizes[edge[0]] * self.choices.edges[edge][1] for edge in arriving]
-        return mathopt.fast_sum(bytes_in)
+        return fast_sum(bytes_in)
 
     def _loaded_again(self, end: int) -> Term:
         """Bytes of weights that the block before ``end`` loads twice: of those beyond the slots."""
-        return mathopt.fast_sum(
+        return fast_sum(
             (last - first - self.most_slots)
             * min(layer.weight_bytes for layer in self.facts.layers[first:last])
             * self.choices.chosen[first, last]
@@ -222,7 +221,7 @@ class LooseTiming(Timing):
         )
 
     def _recomputed_seconds(self, end: int) -> Term:
-        return mathopt.fast_sum(
+        return fast_sum(
             sum(self._forward(layer) + self._overhead for layer in self.facts.layers[first : last - 1])
             * self.choices.chosen[first, last]
             for first, last in self.choices.arriving[end]

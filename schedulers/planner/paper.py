@@ -11,16 +11,17 @@ symmetry of equal layers by further constraints only made it slower.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from ortools.math_opt.python import mathopt
+from typing import Final, Literal
 
 from ...jobs.policy.artifact import Home
 from .instance import Instance, Link, price
+from .linear import Linear, Model, Variable, fast_sum
 from .solver import GAP, Answer, Status, run_solver
 
 Tier = Literal["gpu", "host", "nvme"]
+TIERS: Final[tuple[Tier, ...]] = ("gpu", "host", "nvme")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,11 @@ class Solution:
 
 def solve(instance: Instance, *, backend: str = "highs", seconds: float = 20.0) -> Solution:
     """The best schedule, proven optimal unless time runs out. Raises InputError for an unknown backend."""
-    answer = _run(_Model(instance), None, backend, seconds)
+    model = _Model(instance)
+    answer = _run(model, None, backend, seconds)
     if answer.values is None:
         return Solution(answer.status, seconds=answer.seconds)
-    homes = _canonical(instance, _decode(instance, answer.values))
+    homes = _canonical(instance, model.decode(answer.values))
     objective_s = price(instance, homes).objective_s
     bound_s = min(objective_s, max(0.0, answer.bound) * _mean_forward_s(instance))
     return Solution(answer.status, homes, _round(objective_s), _round(bound_s), answer.seconds)
@@ -59,10 +61,11 @@ def least_bytes(instance: Instance, tier: Tier, *, backend: str = "highs", secon
 
     None if there is none, or time runs out.
     """
-    answer = _run(_Model(instance, free=tier), tier, backend, seconds)
+    model = _Model(instance, free=tier)
+    answer = _run(model, tier, backend, seconds)
     if answer.status != "OPTIMAL" or answer.values is None:
         return None
-    homes = _decode(instance, answer.values)
+    homes = model.decode(answer.values)
     return sum(size for size, home in zip(instance.sizes, homes, strict=True) if home == tier)
 
 
@@ -71,69 +74,72 @@ class _Model:
 
     def __init__(self, instance: Instance, free: Tier | None = None) -> None:
         self.instance = instance
-        self.model = mathopt.Model(name="lazytrain-paper")
+        self.model = Model(name="lazytrain-paper")
         self.inner = range(1, instance.layers)
-        self.home = {
-            tier: {i: self.model.add_binary_variable(name=f"{tier}_{i}") for i in self.inner}
-            for tier in ("gpu", "host", "nvme")
-        }
+        self.home = {tier: {i: self.model.add_binary_variable() for i in self.inner} for tier in TIERS}
         self.edges = {
-            (start, end): self.model.add_binary_variable(name=f"edge_{start}_{end}")
+            (start, end): self.model.add_binary_variable()
             for start in range(instance.layers)
             for end in range(start + 1, min(instance.layers, start + instance.longest_block) + 1)
         }
         self._add_path()
         self._add_budgets(free)
 
-    def bytes_in(self, tier: str) -> Any:
+    def decode(self, values: Sequence[float]) -> tuple[Home, ...]:
+        """Home of boundary 0..L in a solution."""
+        inner: list[Home] = [
+            next((tier for tier in TIERS if values[self.home[tier][i].id] > 0.5), "recompute") for i in self.inner
+        ]
+        return ("gpu", *inner, "gpu")
+
+    def bytes_in(self, tier: Tier) -> Linear:
         """Bytes of boundaries in a tier, in units of the largest boundary; the first and the last are on the GPU."""
         sizes, largest = self.instance.sizes, max(self.instance.sizes)
         ends = (sizes[0] + sizes[-1]) / largest if tier == "gpu" else 0.0
-        return mathopt.fast_sum(sizes[i] / largest * self.home[tier][i] for i in self.inner) + ends
+        return fast_sum(sizes[i] / largest * self.home[tier][i] for i in self.inner) + ends
 
-    def cost(self) -> Any:
+    def cost(self) -> Linear:
         """The paper's objective in units of the mean forward of a layer."""
         instance = self.instance
-        recompute = mathopt.fast_sum(
+        recompute = fast_sum(
             sum(instance.forward_s[start : end - 1]) * edge
             for (start, end), edge in self.edges.items()
             if end > start + 1
         )
-        materialised = mathopt.fast_sum(v for tier in self.home.values() for v in tier.values())
-        ties = instance.materialised_s * (materialised + 2) + instance.nvme_s * mathopt.fast_sum(
-            self.home["nvme"].values()
-        )
-        exposed = mathopt.fast_sum(
+        materialised = fast_sum(v for tier in self.home.values() for v in tier.values())
+        ties = instance.materialised_s * (materialised + 2) + instance.nvme_s * fast_sum(self.home["nvme"].values())
+        exposed = fast_sum(
             self._exposed(link, ("nvme",) if name.startswith("nvme") else ("host", "nvme"))
             for name, link in instance.links.items()
         )
         return (recompute + ties + exposed) * (1 / _mean_forward_s(instance))
 
     def _add_path(self) -> None:
-        arriving: dict[int, list[Any]] = {i: [] for i in range(self.instance.layers + 1)}
-        leaving: dict[int, list[Any]] = {i: [] for i in range(self.instance.layers + 1)}
+        arriving: dict[int, list[Variable]] = {i: [] for i in range(self.instance.layers + 1)}
+        leaving: dict[int, list[Variable]] = {i: [] for i in range(self.instance.layers + 1)}
         for (start, end), edge in self.edges.items():
             leaving[start].append(edge)
             arriving[end].append(edge)
-        self.model.add_linear_constraint(mathopt.fast_sum(leaving[0]) == 1)
-        self.model.add_linear_constraint(mathopt.fast_sum(arriving[self.instance.layers]) == 1)
+        self.model.add_linear_constraint(fast_sum(leaving[0]) == 1)
+        self.model.add_linear_constraint(fast_sum(arriving[self.instance.layers]) == 1)
         for i in self.inner:
-            materialised = mathopt.fast_sum(tier[i] for tier in self.home.values())
-            self.model.add_linear_constraint(mathopt.fast_sum(arriving[i]) == materialised)
-            self.model.add_linear_constraint(mathopt.fast_sum(leaving[i]) == materialised)
+            materialised = fast_sum(tier[i] for tier in self.home.values())
+            self.model.add_linear_constraint(fast_sum(arriving[i]) == materialised)
+            self.model.add_linear_constraint(fast_sum(leaving[i]) == materialised)
 
     def _add_budgets(self, free: Tier | None) -> None:
         largest = max(self.instance.sizes)
-        for tier, budget in self.instance.reachable_budgets.by_tier().items():
+        budgets = self.instance.reachable_budgets.by_tier()
+        for tier in TIERS:
             if tier != free:
-                self.model.add_linear_constraint(self.bytes_in(tier) <= budget / largest)
+                self.model.add_linear_constraint(self.bytes_in(tier) <= budgets[tier] / largest)
 
-    def _exposed(self, link: Link, tiers: tuple[str, ...]) -> Any:
+    def _exposed(self, link: Link, tiers: tuple[Tier, ...]) -> Linear:
         """Seconds of traffic that no window hides."""
         largest = max(self.instance.sizes)
         exposed = self.model.add_variable(lb=0.0)
         spare = link.spare
-        released: list[Any] = []
+        released: list[Linear] = []
         hidden = at_most = 0.0
         for window in reversed(range(self.instance.layers)):
             hidden += spare[window] / largest
@@ -142,22 +148,13 @@ class _Model:
                 released += [share * self.home[tier][window] for tier in tiers]
                 at_most += share
             if at_most > hidden:
-                self.model.add_linear_constraint(mathopt.fast_sum(released) - exposed <= hidden)
+                self.model.add_linear_constraint(fast_sum(released) - exposed <= hidden)
         return exposed * (largest / link.bytes_s)
 
 
 def _run(model: _Model, goal: Tier | None, backend: str, seconds: float) -> Answer:
     model.model.minimize(model.cost() if goal is None else model.bytes_in(goal))
     return run_solver(model.model, backend, seconds, GAP)
-
-
-def _decode(instance: Instance, values: dict[Any, float]) -> tuple[Home, ...]:
-    named = {variable.name: value for variable, value in values.items()}
-    tiers: tuple[Home, ...] = ("gpu", "host", "nvme")
-    inner: list[Home] = [
-        next((tier for tier in tiers if named[f"{tier}_{i}"] > 0.5), "recompute") for i in range(1, instance.layers)
-    ]
-    return ("gpu", *inner, "gpu")
 
 
 def _canonical(instance: Instance, homes: tuple[Home, ...]) -> tuple[Home, ...]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ortools.math_opt.python import mathopt
+from .linear import Model, Variable, fast_sum
 
 
 class Item(NamedTuple):
@@ -19,10 +19,10 @@ class Item(NamedTuple):
 
     size: float
     layer: int
-    chosen: Any
+    chosen: Variable
 
 
-def add_whole_layers(model: Any, room: float, items: Sequence[Item], layers: int) -> None:
+def add_whole_layers(model: Model, room: float, items: Sequence[Item], layers: int) -> None:
     """``items`` are those of ``layers`` layers; sizes are in the unit of ``room``. One below 0 gives others room."""
     sizes = {layer: [item.size for item in items if item.layer == layer] for layer in {item.layer for item in items}}
     room += sum(max(0.0, -min(own)) for own in sizes.values())
@@ -33,4 +33,4 @@ def add_whole_layers(model: Any, room: float, items: Sequence[Item], layers: int
         for number, item in counted:
             largest[item.layer] = max(largest.get(item.layer, 0), number)
         if sum(largest.values()) > most:
-            model.add_linear_constraint(mathopt.fast_sum(number * item.chosen for number, item in counted) <= most)
+            model.add_linear_constraint(fast_sum(number * item.chosen for number, item in counted) <= most)

@@ -7,11 +7,14 @@ much. Once the choices are made, all that is left is to go through the rows in o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+
+from .linear import Model, Variable
 
 Array = Any
 Change = tuple[list[int], list[int]]
@@ -34,6 +37,8 @@ class Least(NamedTuple):
 
 
 _Compiled = tuple[int, int, list[tuple[int, float]]]
+_Bounds = tuple[int, float, tuple[int, int] | None, list[_Compiled]]
+"""A variable's place, the least it may be, the row and the place that it is never below, and its other bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +57,28 @@ class Rows:
     Raises ValueError where a variable needs itself, as it may where blocks recompute and there is NVMe too.
     """
 
-    def __init__(self, model: Any, step: Any) -> None:
-        proto = model.export_model()
-        variables, constraints = proto.variables, proto.linear_constraints
-        self.step, size = step.id, max(variables.ids) + 1
-        self.chosen_ones, self.times, self.lowest = (np.zeros(size, kind) for kind in (bool, bool, float))
-        self.chosen_ones[variables.ids] = variables.integers
-        self.times[variables.ids] = np.array(variables.upper_bounds) == 1.0
-        self.lowest[variables.ids] = variables.lower_bounds
+    def __init__(self, model: Model, step: Variable) -> None:
+        self.step, size = step.id, len(model.lower)
+        self.chosen_ones, self.lowest = np.array(model.whole), np.array(model.lower)
+        self.times = np.array(model.upper) == 1.0
         self.rows: list[_Row] = []
         self.fixed: Array = []
         self.columns: dict[int, list[tuple[int, float]]] = defaultdict(list)
-        terms = _terms(proto.linear_constraint_matrix)
-        for row, low, high in zip(
-            constraints.ids, constraints.lower_bounds, constraints.upper_bounds, strict=True
-        ):  # fmt: skip
-            self._add(terms.get(row, []), low, high)
+        for constraint in model.constraints:
+            self._add(sorted(constraint.terms.items()), constraint.lower, constraint.upper)
         self.fixed = np.array(self.fixed)
-        self.effects = {
-            column: (np.array([row for row, _ in entries]), np.array([factor for _, factor in entries]))
-            for column, entries in self.columns.items()
-        }
-        self.continuous = [v for v in variables.ids if not self.chosen_ones[v]]
+        self.never_below = self.fixed.copy()
+        """The least that the fixed parts can be."""
+        self.effects = _Effects(self.columns, size)
+        np.add.at(self.never_below, self.effects.rows, np.minimum(self.effects.factors, 0.0))
+        self.continuous = [v for v in range(size) if not self.chosen_ones[v]]
         order = list(self._ordered())
         self.place = {variable: place for place, (variable, _) in enumerate(order)}
-        self.program: list[tuple[int, float, list[_Compiled]]] = [
-            (place, self.lowest[variable], [self._compiled(row) for row in rows])
-            for place, (variable, rows) in enumerate(order)
-        ]
+        self.program = [self._bounds(place, variable, rows) for place, (variable, rows) in enumerate(order)]
         self.time_places = [place for place, (variable, _) in enumerate(order) if self.times[variable]]
         self.checks = [number for number, row in enumerate(self.rows) if row.variable == CHECK]
+        self.check_terms = self._terms_of_checks()
+        self.room: Array = np.empty((0, 0))
 
     def _add(self, terms: list[tuple[int, float]], low: float, high: float) -> None:
         """One row for each side on which it is bounded; where that is both, only the last variable is bounded by it."""
@@ -127,6 +124,19 @@ class Rows:
                     needed = [v for number in bounding.get(here, []) for v, _ in self.rows[number].terms]
                     stack += [(here, True), *((v, False) for v in needed if v not in begun)]
 
+    def _bounds(self, place: int, variable: int, rows: list[int]) -> _Bounds:
+        """What bounds a variable, first of all what is never below the least that it may be."""
+        bounds, lowest = [self._compiled(row) for row in rows], self.lowest[variable]
+        bounds.sort(key=lambda bound: not self._reaches(lowest, *bound))
+        begins = bool(bounds) and self._reaches(lowest, *bounds[0])
+        return place, lowest, bounds[0][:2] if begins else None, bounds[begins:]
+
+    def _reaches(self, lowest: float, row: int, first: int, others: Sequence[Any]) -> bool:
+        """Whether a row without factors is never below ``lowest``, whatever is chosen."""
+        if first < 0 or others:
+            return False
+        return bool(self.never_below[row] + self.lowest[self.rows[row].terms[0][0]] >= lowest)
+
     def _compiled(self, row: int) -> _Compiled:
         """The row, a variable that it adds as it is (-1 if none), and the others with their factors, by place."""
         terms = [(self.place[v], factor) for v, factor in self.rows[row].terms]
@@ -135,47 +145,72 @@ class Rows:
             return row, -1, terms
         return row, terms[plain][0], terms[:plain] + terms[plain + 1 :]
 
+    def _terms_of_checks(self) -> list[tuple[Array, Array, Array]]:
+        """The first terms of the checks that have any, the second ones, ...: which checks, places, and factors."""
+        terms = [[(self.place[v], factor) for v, factor in self.rows[row].terms] for row in self.checks]
+        most = max(map(len, terms), default=0)
+        having = [[number for number, own in enumerate(terms) if len(own) > k] for k in range(most)]
+        return [
+            (np.array(rows), np.array([terms[n][k][0] for n in rows]), np.array([[terms[n][k][1]] for n in rows]))
+            for k, rows in enumerate(having)
+        ]
+
     def base(self, chosen: Iterable[int]) -> Array:
         """The fixed part of every row with these choices, float64 of one entry per row: what `least` starts from."""
         base = self.fixed.copy()
-        for variable in chosen:
-            if variable in self.effects:
-                rows, factors = self.effects[variable]
-                base[rows] += factors
+        rows, factors, _ = self.effects.of([sorted(chosen)])
+        np.add.at(base, rows, factors)
         return base
 
     def least(self, base: Array, changes: Sequence[Change]) -> Least:
         """What each change of the choices that ``base`` was made of leads to."""
-        fixed = np.repeat(base[:, None], len(changes), axis=1)
-        for sign, side in ((-1.0, 0), (1.0, 1)):
-            pairs = [(n, v) for n, change in enumerate(changes) for v in change[side] if v in self.effects]
-            if pairs:
-                rows = np.concatenate([self.effects[v][0] for _, v in pairs])
-                factors = np.concatenate([self.effects[v][1] for _, v in pairs])
-                numbers = np.repeat([n for n, _ in pairs], [len(self.effects[v][0]) for _, v in pairs])
-                np.add.at(fixed, (rows, numbers), sign * factors)
-        values, spare = np.empty((len(self.place), len(changes))), np.empty(len(changes))
-        for place, lowest, bounds in self.program:
+        fixed, values = self._buffers(len(changes))
+        fixed[:] = base[:, None]
+        for side, add in enumerate((np.subtract, np.add)):
+            rows, factors, numbers = self.effects.of([change[side] for change in changes])
+            add.at(fixed.reshape(-1), rows * len(changes) + numbers, factors)
+        spare = np.empty(len(changes))
+        for place, lowest, begin, bounds in self.program:
             value = values[place]
-            value.fill(lowest)
+            if begin is None:
+                value.fill(lowest)
+            else:
+                np.add(fixed[begin[0]], values[begin[1]], out=value)
             for row, first, others in bounds:
                 np.add(fixed[row], values[first], out=spare) if first >= 0 else np.copyto(spare, fixed[row])
                 for other, factor in others:
                     spare += factor * values[other]
                 np.maximum(value, spare, out=value)
-        beyond, in_all = np.zeros(len(changes)), np.zeros(len(changes))
-        for row in self.checks:
-            here = fixed[row]
-            for variable, factor in self.rows[row].terms:
-                here = here + factor * values[self.place[variable]]
-            np.maximum(beyond, here, out=beyond)
-            in_all += np.maximum(here, 0.0)
-        return Least(values[self.place[self.step]], values[self.time_places].mean(axis=0), beyond, in_all)
+        beyond = fixed[self.checks]
+        for which, places, factors in self.check_terms:
+            beyond[which] += values[places] * factors
+        np.maximum(beyond, 0.0, out=beyond)
+        ends = values[self.time_places].mean(axis=0)
+        return Least(values[self.place[self.step]].copy(), ends, beyond.max(axis=0, initial=0.0), beyond.sum(axis=0))
+
+    def _buffers(self, changes: int) -> tuple[Array, Array]:
+        """Room for rows and for variables, a column per change. It stays: to get that much anew takes as long."""
+        size = (len(self.rows) + len(self.place)) * changes
+        if self.room.size < size:
+            self.room = np.empty(size)
+        both = self.room[:size].reshape(-1, changes)
+        return both[: len(self.rows)], both[len(self.rows) :]
 
 
-def _terms(matrix: Any) -> dict[int, list[tuple[int, float]]]:
-    """The variables of each row, with their factors."""
-    terms: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for row, column, factor in zip(matrix.row_ids, matrix.column_ids, matrix.coefficients, strict=True):
-        terms[row].append((column, factor))
-    return terms
+class _Effects:
+    """What choices add to the rows' fixed parts: all of it one after the other, and where that of each begins."""
+
+    def __init__(self, columns: Mapping[int, Sequence[tuple[int, float]]], size: int) -> None:
+        entries = [entry for variable in range(size) for entry in columns.get(variable, ())]
+        self.rows = np.array([row for row, _ in entries], dtype=np.intp)
+        self.factors = np.array([factor for _, factor in entries], dtype=float)
+        self.count = np.array([len(columns.get(variable, ())) for variable in range(size)], dtype=np.intp)
+        self.begin = np.cumsum(self.count) - self.count
+
+    def of(self, choices: Sequence[Sequence[int]]) -> tuple[Array, Array, Array]:
+        """Rows, what is added to them, and for which of ``choices``."""
+        variables = np.fromiter(chain.from_iterable(choices), dtype=np.intp)
+        count = self.count[variables]
+        numbers = np.repeat(np.arange(len(choices)), [len(chosen) for chosen in choices])
+        where = np.repeat(self.begin[variables] - np.cumsum(count) + count, count) + np.arange(count.sum())
+        return self.rows[where], self.factors[where], np.repeat(numbers, count)

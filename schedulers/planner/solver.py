@@ -7,8 +7,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from ctypes import CDLL, c_void_p
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -19,6 +18,7 @@ from ortools.math_opt.python import mathopt
 from ortools.math_opt.solvers.highs_pb2 import HighsOptionsProto
 
 from ...jobs.errors import InputError, LazytrainError
+from .linear import Model
 
 Status = Literal["OPTIMAL", "FEASIBLE", "INFEASIBLE", "NO_SOLUTION"]
 BACKENDS: Final = {"highs": mathopt.SolverType.HIGHS, "gscip": mathopt.SolverType.GSCIP}
@@ -46,15 +46,15 @@ class Answer:
     """No solution is below; infinite where there is none."""
     objective: float = math.inf
     """That of ``values``."""
-    values: dict[Any, float] | None = None
-    """The best solution found, by variable."""
+    values: Sequence[float] | None = None
+    """The best solution found, by the variables' numbers."""
     iterations: int = 0
     """Of the simplex method."""
     seconds: float = 0.0
 
 
 def run_solver(
-    model: Any,
+    model: Model,
     backend: str,
     seconds: float,
     gap: float,
@@ -65,7 +65,7 @@ def run_solver(
     only_bound: bool = False,
     twice: bool = False,
 ) -> Answer:
-    """Solve a MathOpt model, until ``seconds`` or ``nodes`` of the search tree are spent.
+    """Minimise a model, until ``seconds`` or ``nodes`` of the search tree are spent.
 
     HiGHS also stops at a solution whose objective is not above ``enough``, and does not start over; with ``quick`` it
     sees more nodes in the same time, and with ``only_bound`` it does not look for solutions beside its search. On rare
@@ -87,7 +87,8 @@ def run_solver(
     ways = [parameters, replace(parameters, presolve=None)] if twice and backend == "highs" else [parameters]
     special = backend == "highs" and bool(enough or quick or only_bound)
     options = _highs_options(enough, quick=quick, only_bound=only_bound) if special else None
-    return _together([_solve(model, backend, way, options, deadline) for way in ways])
+    made = model.to_mathopt()
+    return _together([_solve(made, backend, way, options, deadline) for way in ways])
 
 
 def _together(answers: Sequence[Answer]) -> Answer:
@@ -109,7 +110,8 @@ def _solve(model: Any, backend: str, parameters: mathopt.SolveParameters, option
         left = timedelta(seconds=max(0.0, deadline - time.monotonic()))
         try:
             with _ASIDE:
-                return _answer(mathopt.solve(model, BACKENDS[backend], params=replace(wanted, time_limit=left)))
+                result = mathopt.solve(model, BACKENDS[backend], params=replace(wanted, time_limit=left))
+                return _answer(result, model)
         except (AttributeError, RuntimeError, ValueError) as error:  # MathOpt lets some solver errors out as these
             log.info("the solver %s failed: %s", backend, error)
             failure = error
@@ -117,19 +119,6 @@ def _solve(model: Any, backend: str, parameters: mathopt.SolveParameters, option
         f"the solver {backend} failed: {failure}",
         hint=f"try another backend: {', '.join(b for b in BACKENDS if b != backend)}",
     )
-
-
-@contextmanager
-def in_parts(model: Any) -> Iterator[None]:
-    """While this lasts nothing in the model must be whole: its optimum is soon known, and no more than a bound."""
-    whole = [variable for variable in model.variables() if variable.integer]
-    for variable in whole:
-        variable.integer = False
-    try:
-        yield
-    finally:
-        for variable in whole:
-            variable.integer = True
 
 
 def _highs_options(enough: float, *, quick: bool, only_bound: bool) -> Any:
@@ -145,14 +134,15 @@ def _highs_options(enough: float, *, quick: bool, only_bound: bool) -> Any:
     return options
 
 
-def _answer(result: Any) -> Answer:
+def _answer(result: Any, model: Any) -> Answer:
     """A MathOpt result. Raises RuntimeError where the solver stopped for a reason of its own."""
     status, iterations = _status(result), result.solve_stats.simplex_iterations
     bound = math.inf if status == "INFEASIBLE" else float(result.dual_bound())
     spent = result.solve_time().total_seconds()
     if not result.has_primal_feasible_solution():
         return Answer(status, bound, iterations=iterations, seconds=spent)
-    return Answer(status, bound, float(result.objective_value()), result.variable_values(), iterations, spent)
+    values = result.variable_values(model.variables())
+    return Answer(status, bound, float(result.objective_value()), values, iterations, spent)
 
 
 def _status(result: Any) -> Status:
@@ -169,12 +159,12 @@ def _status(result: Any) -> Status:
     raise RuntimeError(f"it stopped with {reason.name}: {result.termination.detail}")
 
 
-def work_of(answer: Answer, model: Any, each: float = 1) -> int:
+def work_of(answer: Answer, model: Model, each: float = 1) -> int:
     """How much the solver did, the same in every run: iterations of the simplex method, which take longer with rows.
 
     One iteration takes ``each`` times as long as where some choices are whole.
     """
-    size = (1000 + model.get_num_linear_constraints()) / 2000
+    size = (1000 + len(model.constraints)) / 2000
     return MODEL_WORK + int(answer.iterations * size * each)
 
 

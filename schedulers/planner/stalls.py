@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from ortools.math_opt.python import mathopt
-
 from ...jobs.model_facts import Internals, UnitFacts
 from ..costs import backward_forwards, forward_seconds
 from .choices import Choices
+from .linear import fast_sum
 from .variables import KEPT, Term
 
 KINDS: Final[tuple[Internals, ...]] = ("none", *KEPT)
@@ -29,7 +28,7 @@ def add_forward_stalls(choices: Choices, scale: float, ends: list[Term], staging
     hidden = (staging_slots - 1) * max(forwards)
     rate, seen = choices.problem.profile.d2h_bytes_s / scale, range(max(0, len(forwards) - staging_slots))
     stalls = _stalls(choices, seen, rate, hidden)
-    choices.model.add_linear_constraint(ends[-1] >= ends[0] + mathopt.fast_sum([*forwards[1:], *stalls]))
+    choices.model.add_linear_constraint(ends[-1] >= ends[0] + fast_sum([*forwards[1:], *stalls]))
 
 
 def add_backward_stalls(choices: Choices, scale: float, ends: list[Term], slots: int, *, with_weights: bool) -> None:
@@ -47,7 +46,7 @@ def add_backward_stalls(choices: Choices, scale: float, ends: list[Term], slots:
         if not stalls:
             continue
         longer = [_beyond(choices, i, scale, between) for i in range(1, len(layers) - 1)]
-        total = mathopt.fast_sum([*own, *stalls]) - mathopt.fast_sum(longer)
+        total = fast_sum([*own, *stalls]) - fast_sum(longer)
         choices.model.add_linear_constraint(ends[-1] >= ends[0] + total)
 
 
@@ -71,7 +70,7 @@ def _backward(choices: Choices, i: int, scale: float) -> Term:
     spared = [
         (none - _backward_s(choices, layer, kept)) * scale * variable for (_, kept, _), variable in choices.kept_of(i)
     ]
-    return none * scale - mathopt.fast_sum(spared)
+    return none * scale - fast_sum(spared)
 
 
 def _beyond(choices: Choices, i: int, scale: float, between: float) -> Term:
@@ -82,7 +81,7 @@ def _beyond(choices: Choices, i: int, scale: float, between: float) -> Term:
         (beyond - max(0.0, _backward_s(choices, layer, kept) * scale - between)) * variable
         for (_, kept, _), variable in choices.kept_of(i)
     ]
-    return beyond - mathopt.fast_sum(spared)
+    return beyond - fast_sum(spared)
 
 
 def _forward_s(choices: Choices, layer: UnitFacts) -> float:

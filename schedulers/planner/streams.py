@@ -8,16 +8,13 @@ those before it had to do is done, and takes its time as often as there are such
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from typing import Any
-
-from ortools.math_opt.python import mathopt
 
 from ...jobs.model_facts import UnitFacts
 from ...jobs.policy.lowering import GRADIENT_STAGING
 from ...jobs.policy.parked import RING, update_phase
 from ..costs import HOST_PASSES, LINK_RATES, forward_seconds, op_seconds, update_traffic
 from .choices import Choices
+from .linear import fast_sum
 from .problem import Shape
 from .variables import Term
 
@@ -79,7 +76,7 @@ class Streams:
         self.begun = before["compute"] + repeats * self.last["compute"]
         self.step = self._end(0.0, *(self.begun + end for end in ends))
         for stream in [*LINK_RATES, "cpu"]:
-            each = mathopt.fast_sum(self.lasting[stream][self.once.get(stream, 0) :])
+            each = fast_sum(self.lasting[stream][self.once.get(stream, 0) :])
             rest = sum(self.norms) if stream == "cpu" else 0.0
             self.model.add_linear_constraint(self.step >= before[stream] + (1 + repeats) * each + rest)
             self.lasting[stream] += [repeats * each, rest]
@@ -89,19 +86,8 @@ class Streams:
     def _end(self, duration: Term, *after: Term) -> Term:
         """End of an operation that lasts ``duration`` and waits for all of ``after``."""
         end = self.model.add_variable(lb=0.0, ub=1.0)
-        least, terms = _flat(duration)
-        for other in after:  # row by row, for MathOpt's comparisons take longer than the solver
-            if isinstance(other, mathopt.Variable):
-                row = self.model.add_linear_constraint(lb=least)
-                row.set_coefficient(other, -1.0)
-            elif isinstance(other, float):
-                row = self.model.add_linear_constraint(lb=least + other)
-            else:
-                self.model.add_linear_constraint(end >= other + duration)
-                continue
-            row.set_coefficient(end, 1.0)
-            for variable, coefficient in terms:
-                row.set_coefficient(variable, -coefficient)
+        for other in after:
+            self.model.add_linear_constraint(end >= other + duration)
         return end
 
     def _on(self, stream: str, duration: Term, *after: Term) -> Term:
@@ -195,13 +181,5 @@ class Streams:
         moved = [updates / profile.host_bytes_s * self.scale, *self.lasting["cpu"]]
         for stream, rate in LINK_RATES.items():
             share = float(getattr(profile, rate)) / profile.host_bytes_s
-            moved.append(share * mathopt.fast_sum(self.lasting[stream]))
-        self.model.add_linear_constraint(self.step >= mathopt.fast_sum(moved))
-
-
-def _flat(term: Term) -> tuple[float, Iterable[tuple[Any, float]]]:
-    """A term's constant, and its variables with their coefficients."""
-    if isinstance(term, float):
-        return term, ()
-    flat = mathopt.as_flat_linear_expression(term)
-    return flat.offset, flat.terms.items()
+            moved.append(share * fast_sum(self.lasting[stream]))
+        self.model.add_linear_constraint(self.step >= fast_sum(moved))

@@ -15,12 +15,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ortools.math_opt.python import mathopt
-
 from ...jobs.model_facts import UnitFacts
 from ...jobs.policy.lowering import HEAD_AHEAD
 from ..costs import backward_forwards
 from .choices import Choices
+from .linear import fast_sum
 from .problem import Shape
 from .ring import Access, Ring, Use
 from .stalls import add_backward_stalls, add_forward_stalls
@@ -201,7 +200,7 @@ class Timing(Streams):
         end, choices = i + 1, self.choices
         for start in range(max(0, end - self.problem.longest_block), i):
             self._add_fetch(micro, start, end)
-            exists = mathopt.fast_sum(choices.chosen[e] for e in choices.arriving[end] if e[0] <= start)
+            exists = fast_sum(choices.chosen[e] for e in choices.arriving[end] if e[0] <= start)
             seconds = self._forward(self.facts.layers[start]) + self._overhead
             waits = [self.last["h2d"], *self._gradients_due(), *copies]
             micro.uses[Use("recompute", start)] = self._on("compute", seconds * exists, *waits)
@@ -210,7 +209,7 @@ class Timing(Streams):
 
     def _add_backward_compute(self, micro: Micro, i: int, *after: Term) -> None:
         """A layer's backward, with the part of its forward that was not kept."""
-        spared = mathopt.fast_sum(
+        spared = fast_sum(
             (1 - self.profile.reforward(kept)) * variable for (_, kept, _), variable in self.choices.kept_of(i)
         )
         forwards = self._again(self.facts.layers[i]) - spared
@@ -269,12 +268,12 @@ class Timing(Streams):
         if not loading:
             return
         size = self.facts.layers[layer].weight_bytes * self._per_byte(self.profile.h2d_bytes_s)
-        seconds = size * mathopt.fast_sum(choices.chosen[edge] for edge in loading)
+        seconds = size * fast_sum(choices.chosen[edge] for edge in loading)
         load = self._on("h2d", seconds, *([micro.uses[held[0]]] if held[0] is not None else []))
         ranked = sorted(waits, key=lambda use: order.get(use, len(held)))
         for rank, use in enumerate(ranked):
             if use is not None and use != held[0] and use in micro.uses:
-                later = mathopt.fast_sum(choices.chosen[edge] for one in ranked[rank:] for edge in waits[one])
+                later = fast_sum(choices.chosen[edge] for one in ranked[rank:] for edge in waits[one])
                 self._wait(load, seconds, micro.uses[use], later)
 
     def _around(self, layer: int) -> list[Edge]:

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from functools import cache
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
-from ortools.math_opt.python import mathopt
 
 from ...jobs.policy import Policy
 from ...jobs.policy.artifact import Home
 from .choices import Choices
 from .counts import Counts, spread
+from .linear import Model
 from .problem import Problem, sorts_of
 from .rows import Change, Least, Rows
 from .timing import Timing
@@ -64,12 +65,13 @@ class Walk:
     """Walks through the policies of a problem's shape."""
 
     def __init__(self, problem: Problem) -> None:
-        model = mathopt.Model(name="lazytrain-walk")
+        model = Model(name="lazytrain-walk")
         self.problem, self.choices = problem, Choices(model, problem)
         self.rows = Rows(model, Timing(self.choices).step)
         self.layers = len(self.choices.layers)
         self.edges = {edge: [v.id for v in variables] for edge, variables in self.choices.edges.items()}
         self.kept = {key: variable.id for key, variable in self.choices.kept.items()}
+        self.variables = cache(self._variables)
         self.looked_at = 0
         whats = [None, *dict.fromkeys((kept, home) for _, kept, home in self.kept)]
         homes: list[Home] = ["gpu"]
@@ -125,41 +127,38 @@ class Walk:
 
     def policy(self, state: State) -> Policy:
         """The policy that a state means."""
-        chosen = self.chosen(state)
-        return self.choices.decode(_Values(chosen or set()))
+        chosen = self.chosen(state) or set()
+        return self.choices.decode([float(v in chosen) for v in range(len(self.choices.model.lower))])
 
-    def _end(self, state: State, start: int) -> int:
-        """Where the block that begins with layer ``start`` ends."""
-        return next((i for i in range(start + 1, self.layers) if state[i][0] != "recompute"), self.layers)
-
-    def _variables(self, state: State, i: int) -> list[int] | None:
-        """The variables that are 1 for what a layer does; None if it may not."""
-        (home, what), end = state[i], self._end(state, i)
+    def _variables(self, i: int, layer: Layer, end: int) -> tuple[int, ...] | None:
+        """The variables that are 1 where a layer does this and its block ends there; None if it may not."""
+        home, what = layer
         if home == "recompute":
-            return None if what or not i else []
-        edge, away = self.edges.get((i, end)), home != "gpu"
+            return None if what or not i else ()
+        edge, away, on_nvme = self.edges.get((i, end)), home != "gpu", self.choices.nvme[i]
         if edge is None or away >= len(edge) or (what and (end > i + 1 or (i, *what) not in self.kept)):
             return None
-        chosen, on_nvme = [edge[away]], self.choices.nvme[i]
+        chosen = [edge[away]]
         if home == "nvme":
             if on_nvme is None:
                 return None
             chosen.append(on_nvme.id)
-        return [*chosen, self.kept[(i, *what)]] if what else chosen
+        return (*chosen, self.kept[(i, *what)]) if what else tuple(chosen)
 
-    def _some_on_nvme(self, state: State) -> list[int]:
+    def _some(self, on_nvme: int) -> Iterable[int]:
+        """The variable that is 1 where so many boundaries are on NVMe."""
         some = self.choices.some_on_nvme
-        return [some.id] if some is not None and any(home == "nvme" for home, _ in state) else []
+        return [some.id] if on_nvme and some is not None else []
 
     def chosen(self, state: State) -> set[int] | None:
         """The variables that are 1 in a state; None if it is none of this problem's."""
-        chosen = set(self._some_on_nvme(state))
-        for i in range(self.layers):
-            variables = self._variables(state, i)
+        chosen: set[int] = set()
+        for i, (layer, end) in enumerate(zip(state, _ends(state), strict=True)):
+            variables = self.variables(i, layer, end)
             if variables is None:
                 return None
             chosen.update(variables)
-        return chosen
+        return chosen.union(self._some(_on_nvme(state)))
 
     # ---- moves
 
@@ -177,19 +176,28 @@ class Walk:
                 if state[j] != layer:
                     yield ((i, state[j]), (j, layer))
 
-    def change(self, state: State, move: Move) -> Change | None:
-        """What the move changes among the variables; None if it may not be made."""
-        then = moved(state, move)
-        touched = {i for i, _ in move}
+    def changes(self, state: State, turn: int) -> list[tuple[Move, Change]]:
+        """The moves of this turn that may be made, with what they change among the variables."""
+        ends, on_nvme = _ends(state), _on_nvme(state)
+        changes = ((move, self._change(state, ends, on_nvme, move)) for move in self.moves(state, turn))
+        return [(move, change) for move, change in changes if change is not None]
+
+    def _change(self, state: State, ends: Sequence[int], on_nvme: int, move: Move) -> Change | None:
+        """What the move changes; None if it may not be made."""
+        touched, ends_then = move, ends
         if any("recompute" in (state[i][0], layer[0]) for i, layer in move):
-            touched |= {_start(states, i) for i in touched for states in (state, then)}
-        gone, come = self._some_on_nvme(state), self._some_on_nvme(then)
-        for i in touched:
-            before, after = self._variables(state, i), self._variables(then, i)
+            then = moved(state, move)
+            starts = {_start(states, i) for i, _ in move for states in (state, then)}
+            touched, ends_then = tuple((i, then[i]) for i in starts.union(i for i, _ in move)), _ends(then)
+        gone, come, more = [*self._some(on_nvme)], list[int](), 0
+        for i, layer in touched:
+            before, after = self.variables(i, state[i], ends[i]), self.variables(i, layer, ends_then[i])
             if before is None or after is None:
                 return None
-            gone, come = gone + before, come + after
-        return gone, come
+            gone += before
+            come += after
+            more += (layer[0] == "nvme") - (state[i][0] == "nvme")
+        return gone, [*come, *self._some(on_nvme + more)]
 
     # ---- the walk
 
@@ -219,8 +227,7 @@ class Walk:
 
     def _look(self, way: _Way, turn: int) -> _Seen | None:
         """What the moves lead to whose turn it is; None if there is none."""
-        changes = ((move, self.change(way.state, move)) for move in self.moves(way.state, turn))
-        moves = [(move, change) for move, change in changes if change is not None]
+        moves = self.changes(way.state, turn)
         if not moves:
             return None
         self.looked_at += len(moves) + AT_LEAST
@@ -278,15 +285,16 @@ class _Way:
         return any(self.kept_until.get(change, -1) >= turn for change in move)
 
 
-class _Values(dict[Any, float]):
-    """1 for the variables that are chosen, 0 for all others: what a solver would say."""
+def _ends(state: State) -> list[int]:
+    """Where the block that begins with each layer would end."""
+    ends = [len(state)] * len(state)
+    for i in range(len(state) - 2, -1, -1):
+        ends[i] = ends[i + 1] if state[i + 1][0] == "recompute" else i + 1
+    return ends
 
-    def __init__(self, chosen: set[int]) -> None:
-        super().__init__()
-        self.chosen = chosen
 
-    def __missing__(self, variable: Any) -> float:
-        return float(variable.id in self.chosen)
+def _on_nvme(state: State) -> int:
+    return sum(home == "nvme" for home, _ in state)
 
 
 def _start(state: State, i: int) -> int:

@@ -141,6 +141,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1, "layer_types": _SLIDING},
     "dots3_note_text": {"num_key_value_heads": 4, "swa_head_dim": 24, "head_dim": 24},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "prophetnet": {"max_position_embeddings": 128},
     **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), _INDEXER),
 }
 """What the defaults of some architectures leave open, or what must go together in them; tried first."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ortools.math_opt.python import mathopt
 
 from lazytrain.jobs.model_facts import ModelFacts, UnitFacts
 from lazytrain.jobs.policy import LayerPolicy, Policy, lower
@@ -20,9 +19,11 @@ from lazytrain.schedulers.planner.bound import STAGING_SLOTS, WEIGHT_SLOTS, boun
 from lazytrain.schedulers.planner.choices import Choices
 from lazytrain.schedulers.planner.counts import count
 from lazytrain.schedulers.planner.exact import solve_exact
+from lazytrain.schedulers.planner.linear import Model, fast_sum
 from lazytrain.schedulers.planner.loose import Family, LooseTiming
 from lazytrain.schedulers.planner.parking import NOTHING, Parking, most_spared_bytes, park, parkable
 from lazytrain.schedulers.planner.problem import Problem, Shape
+from lazytrain.schedulers.planner.solver import run_solver
 from lazytrain.schedulers.simulator import simulate
 
 MIB = 1 << 20
@@ -140,7 +141,7 @@ def test_the_memory_of_choices_is_not_above_the_programs(make_facts: Make, make_
         residents = frozenset(layer.index for layer in policy.layers if layer.resident)
         for shape, whole in ((Shape(policy.weight_slots, policy.staging_slots, residents), True), (Shape(2, 1), False)):
             seen = replace(problem, shape=shape, residents=(0, 0) if whole else (len(residents), len(facts.layers)))
-            assert has_room(Choices(mathopt.Model(), seen, whole=whole), policy), (seed, whole)
+            assert has_room(Choices(Model("memory"), seen, whole=whole), policy), (seed, whole)
 
 
 def has_room(choices: Choices, policy: Policy) -> bool:
@@ -157,8 +158,8 @@ def has_room(choices: Choices, policy: Policy) -> bool:
     chosen += [(0.0 if v is None else v, homes[i] == "nvme") for i, v in enumerate(choices.nvme)]
     chosen += [(variable, key in kept) for key, variable in choices.kept.items()]
     for variable, wanted in chosen:
-        choices.model.add_linear_constraint(mathopt.LinearSum((variable,)) == float(wanted))
-    return mathopt.solve(choices.model, mathopt.SolverType.HIGHS).has_primal_feasible_solution()
+        choices.model.add_linear_constraint(fast_sum([variable]) == float(wanted))
+    return run_solver(choices.model, "highs", 60.0, 0.0).values is not None
 
 
 def assert_no_faster(policy: Policy, facts: ModelFacts, profile: HardwareProfile) -> None:
@@ -171,7 +172,7 @@ def assert_no_faster(policy: Policy, facts: ModelFacts, profile: HardwareProfile
     most = most_spared_bytes(sizes) if Parking.of(policy, facts) != NOTHING else 0
     family = Family(WEIGHT_SLOTS, STAGING_SLOTS, residents=(0, len(facts.layers)))
     seen = replace(problem, shape=family.smallest, residents=family.residents, parked_bytes=most)
-    model = mathopt.Model()
+    model = Model("bound")
     choices = Choices(model, seen, whole=False)
     timing = LooseTiming(choices, family)
     told = count(policy, facts)
@@ -183,9 +184,9 @@ def assert_no_faster(policy: Policy, facts: ModelFacts, profile: HardwareProfile
         elif group == ("nvme",):
             model.add_linear_constraint(total == told.nvme)
     model.minimize(timing.step)
-    result = mathopt.solve(model, mathopt.SolverType.HIGHS)
-    assert result.has_primal_feasible_solution(), result.termination
-    assert result.dual_bound() * problem.horizon_s <= expected * (1 + 1e-6)
+    answer = run_solver(model, "highs", 60.0, 0.0)
+    assert answer.values is not None, answer.status
+    assert answer.bound * problem.horizon_s <= expected * (1 + 1e-6)
 
 
 def test_host_memory_from_nvme_costs_the_time_of_its_transfers(make_facts: Make, make_profile: Machine) -> None:

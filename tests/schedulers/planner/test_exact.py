@@ -18,8 +18,10 @@ from lazytrain.schedulers.costs import state_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
 from lazytrain.schedulers.planner.choices import Choices
 from lazytrain.schedulers.planner.exact import REFUSED, solve_exact
+from lazytrain.schedulers.planner.linear import Model
 from lazytrain.schedulers.planner.parking import Parking, park
 from lazytrain.schedulers.planner.problem import Problem, Shape
+from lazytrain.schedulers.planner.solver import run_solver
 from lazytrain.schedulers.planner.timing import Timing
 from lazytrain.schedulers.simulator import simulate
 
@@ -75,14 +77,14 @@ def draw_policy(facts: ModelFacts, choose: random.Random, accumulation: int, hom
 
 def step_of(policy: Policy, problem: Problem) -> float:
     """The program's step time when every choice is that of ``policy``, in seconds."""
-    model = mathopt.Model()
+    model = Model("exact")
     choices = Choices(model, problem)
     timing = Timing(choices)
     kept = [i for i, home in enumerate(policy.homes) if home != "recompute"]
     blocks = {(start, end): policy.homes[start] for start, end in itertools.pairwise(kept)}
 
     def fix(variable: Any, on: bool) -> None:
-        variable.lower_bound = variable.upper_bound = float(on)
+        model.lower[variable.id] = model.upper[variable.id] = float(on)
 
     for edge, variables in choices.edges.items():
         for variable, homes in zip(variables, (("gpu",), ("host", "nvme")), strict=True):
@@ -92,10 +94,10 @@ def step_of(policy: Policy, problem: Problem) -> float:
     for (i, kind, home), variable in choices.kept.items():
         fix(variable, (policy.layers[i].internals, policy.layers[i].internals_home) == (kind, home))
     model.minimize(timing.step)
-    result = mathopt.solve(model, mathopt.SolverType.HIGHS)
-    assert result.has_primal_feasible_solution(), result.termination
-    assert choices.decode(result.variable_values()).homes == policy.homes
-    return float(result.variable_values()[timing.step]) * problem.horizon_s
+    answer = run_solver(model, "highs", 60.0, 0.0)
+    assert answer.values is not None, answer.status
+    assert choices.decode(answer.values).homes == policy.homes
+    return answer.objective * problem.horizon_s
 
 
 def shape_of(policy: Policy) -> Shape:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ortools.math_opt.python import mathopt
 from scipy.optimize import linprog
 
 from lazytrain.jobs.errors import InputError, LazytrainError, ProgramError
 from lazytrain.jobs.policy.artifact import Home
-from lazytrain.schedulers.planner import Instance, Link, least_bytes, paper, price, solve
+from lazytrain.schedulers.planner import Instance, Link, least_bytes, price, solve
 
 RandomInstance = Callable[..., Instance]
 TIERS: tuple[Home, ...] = ("gpu", "host", "nvme", "recompute")
@@ -198,7 +199,7 @@ def test_unknown_backends_and_solver_crashes_are_named(
     def crash(*_: object, **__: object) -> None:
         raise AttributeError("canonical_code")
 
-    monkeypatch.setattr(paper.mathopt, "solve", crash)
+    monkeypatch.setattr(mathopt, "solve", crash)
     with pytest.raises(LazytrainError, match="highs failed: canonical_code") as caught:
         solve(random_instance(1, 4))
     assert "gscip" in caught.value.hint

@@ -6,26 +6,27 @@ import itertools
 import random
 
 import pytest
-from ortools.math_opt.python import mathopt
 
+from lazytrain.schedulers.planner.linear import Model, fast_sum
 from lazytrain.schedulers.planner.rounding import Item, add_whole_layers
+from lazytrain.schedulers.planner.solver import run_solver
 
 
 def most(room: float, sizes: list[list[float]], *, whole: bool, weights: list[list[float]]) -> float:
     """The most weight of choices, one per layer, that the cuts and the room allow."""
-    model = mathopt.Model()
+    model = Model("most")
     items = [
         Item(size, layer, model.add_binary_variable() if whole else model.add_variable(lb=0.0, ub=1.0))
         for layer, kinds in enumerate(sizes)
         for size in kinds
     ]
     for layer in range(len(sizes)):
-        model.add_linear_constraint(mathopt.fast_sum(item.chosen for item in items if item.layer == layer) <= 1)
-    model.add_linear_constraint(mathopt.fast_sum(item.size * item.chosen for item in items) <= room)
+        model.add_linear_constraint(fast_sum(item.chosen for item in items if item.layer == layer) <= 1)
+    model.add_linear_constraint(fast_sum(item.size * item.chosen for item in items) <= room)
     add_whole_layers(model, room, items, len(sizes))
     flat = itertools.chain.from_iterable(weights)
-    model.maximize(mathopt.fast_sum(weight * item.chosen for weight, item in zip(flat, items, strict=True)))
-    return mathopt.solve(model, mathopt.SolverType.HIGHS).objective_value()
+    model.minimize(fast_sum(-weight * item.chosen for weight, item in zip(flat, items, strict=True)))
+    return -run_solver(model, "highs", 60.0, 0.0).objective
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -13,12 +13,13 @@ import pytest
 from ortools.math_opt.python import mathopt
 
 from lazytrain.schedulers.planner import solver
+from lazytrain.schedulers.planner.linear import Model
 from lazytrain.schedulers.planner.solver import Answer, SolverFailed, run_solver
 
 
-def knapsack() -> Any:
+def knapsack() -> Model:
     """The least of 3a + 4b + 5c where they weigh 7 or more: 5 for c alone is too light, so 8 for a and c."""
-    model = mathopt.Model()
+    model = Model("knapsack")
     a, b, c = (model.add_binary_variable() for _ in range(3))
     model.add_linear_constraint(2 * a + 3 * b + 5 * c >= 7)
     model.minimize(3 * a + 4 * b + 5 * c)
@@ -28,7 +29,7 @@ def knapsack() -> Any:
 def asked_twice(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> Answer:
     left = list(answers)
     monkeypatch.setattr(solver, "_solve", lambda *_: left.pop(0))
-    return run_solver(mathopt.Model(), "highs", 1.0, 0.01, twice=True)
+    return run_solver(Model("nothing"), "highs", 1.0, 0.01, twice=True)
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -41,16 +42,16 @@ def test_an_optimum_is_its_own_bound(backend: str, twice: bool) -> None:
 
 def test_what_proves_less_counts_and_the_better_solution_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way may take the optimum away: a solution of one is no less true for what the other proves."""
-    lost = Answer("OPTIMAL", 5.2, 5.2, {"x": 1.0}, 10)
-    open_ = Answer("FEASIBLE", 4.9, 5.5, {"x": 2.0}, 7)
+    lost = Answer("OPTIMAL", 5.2, 5.2, [1.0], 10)
+    open_ = Answer("FEASIBLE", 4.9, 5.5, [2.0], 7)
     none = Answer("NO_SOLUTION", 4.8, iterations=5)
     refused = Answer("INFEASIBLE", math.inf, iterations=1)
     for ways in ((lost, open_), (open_, lost)):
-        assert asked_twice(monkeypatch, *ways) == Answer("FEASIBLE", 4.9, 5.2, {"x": 1.0}, 17)
+        assert asked_twice(monkeypatch, *ways) == Answer("FEASIBLE", 4.9, 5.2, [1.0], 17)
     for ways in ((lost, none), (none, lost)):
-        assert asked_twice(monkeypatch, *ways) == Answer("FEASIBLE", 4.8, 5.2, {"x": 1.0}, 15)
+        assert asked_twice(monkeypatch, *ways) == Answer("FEASIBLE", 4.8, 5.2, [1.0], 15)
     for ways in ((lost, refused), (refused, lost)):
-        assert asked_twice(monkeypatch, *ways) == Answer("OPTIMAL", 5.2, 5.2, {"x": 1.0}, 11)
+        assert asked_twice(monkeypatch, *ways) == Answer("OPTIMAL", 5.2, 5.2, [1.0], 11)
     assert asked_twice(monkeypatch, refused, none) == Answer("NO_SOLUTION", 4.8, iterations=6)
     assert asked_twice(monkeypatch, refused, refused) == Answer("INFEASIBLE", math.inf, iterations=2)
 
@@ -85,6 +86,7 @@ def test_a_solver_that_stops_for_reasons_of_its_own_has_failed(monkeypatch: pyte
 NOISY = """
 import ctypes, threading
 from ortools.math_opt.python import mathopt
+from lazytrain.schedulers.planner.linear import Model
 from lazytrain.schedulers.planner.solver import run_solver
 
 solve, libc, inside, said = mathopt.solve, ctypes.CDLL(None), threading.Event(), threading.Event()
@@ -96,7 +98,7 @@ def noisy(*args, **named):
     return solve(*args, **named)
 
 mathopt.solve = noisy
-solving = [threading.Thread(target=run_solver, args=(mathopt.Model(), "highs", 1.0, 0.1)) for _ in range(2)]
+solving = [threading.Thread(target=run_solver, args=(Model("nothing"), "highs", 1.0, 0.1)) for _ in range(2)]
 for thread in solving:
     thread.start()
 inside.wait()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from ortools.math_opt.python import mathopt
 
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.jobs.policy import Policy
@@ -17,8 +16,8 @@ from lazytrain.schedulers.planner.counts import Counts
 from lazytrain.schedulers.planner.exact import solve_exact
 from lazytrain.schedulers.planner.plan import plan
 from lazytrain.schedulers.planner.problem import Problem, Shape
-from lazytrain.schedulers.planner.rows import Change
-from lazytrain.schedulers.planner.walk import FITS, Move, State, Walk, moved
+from lazytrain.schedulers.planner.solver import run_solver
+from lazytrain.schedulers.planner.walk import FITS, State, Walk, moved
 from lazytrain.schedulers.simulator import simulate
 
 MIB = 1 << 20
@@ -40,16 +39,11 @@ def draw(
     )
 
 
-def changes_of(walk: Walk, state: State) -> list[tuple[Move, Change]]:
-    changes = ((move, walk.change(state, move)) for move in walk.moves(state, 0))
-    return [(move, change) for move, change in changes if change is not None]
-
-
 def somewhere(walk: Walk, choose: random.Random) -> State:
     """Where a few changes lead to, any that may be made, from all boundaries on the GPU."""
     state: State = (("gpu", None),) * walk.layers
     for _ in range(choose.randint(0, 14)):
-        state = moved(state, choose.choice(changes_of(walk, state))[0])
+        state = moved(state, choose.choice(walk.changes(state, 0))[0])
     return state
 
 
@@ -61,7 +55,7 @@ def test_a_change_takes_as_long_as_in_the_simulator(make_facts: Make, make_profi
     problem = draw(make_facts, make_profile, choose, budgets, choose.choice((1, 1, 2)))
     walk = Walk(problem)
     state = somewhere(walk, choose)
-    drawn = choose.sample(changes_of(walk, state), 12)
+    drawn = choose.sample(walk.changes(state, 0), 12)
     chosen = walk.chosen(state)
     assert chosen is not None
     least = walk.rows.least(walk.rows.base(chosen), [change for _, change in drawn])
@@ -83,15 +77,14 @@ def test_what_does_not_fit_is_what_the_solver_refuses(make_facts: Make, make_pro
     state = somewhere(walk, choose)
     chosen = walk.chosen(state)
     assert chosen is not None
-    drawn = choose.sample(changes_of(walk, state), 8)
+    drawn = choose.sample(walk.changes(state, 0), 8)
     least = walk.rows.least(walk.rows.base(chosen), [change for _, change in drawn])
     for (_, (gone, come)), beyond in zip(drawn, least.beyond, strict=True):
         ones = chosen - set(gone) | set(come)
-        for variable in walk.choices.model.variables():
-            if variable.integer:
-                variable.lower_bound = variable.upper_bound = float(variable.id in ones)
-        found = mathopt.solve(walk.choices.model, mathopt.SolverType.HIGHS).has_primal_feasible_solution()
-        assert found == (beyond <= FITS)
+        model = walk.choices.model
+        for variable in (variable for variable, whole in enumerate(model.whole) if whole):
+            model.lower[variable] = model.upper[variable] = float(variable in ones)
+        assert (run_solver(model, "highs", 60.0, 0.0).values is not None) == (beyond <= FITS)
 
 
 def test_a_walk_ends_no_slower_than_it_began_and_within_the_memory(make_facts: Make, make_profile: Machine) -> None:
