@@ -135,9 +135,10 @@ class Programs(Fastest):
     def _walk(self, bound: Bound, shape: Shape) -> None:
         """Walk to better policies of a family's shape."""
         walk, until = self._walker(bound, shape), self.work + min(WALK_WORK, WALKS - self.walked)
-        starts = [walk.state(self.best)]
+        starts: list[State] = []
         if bound.counts is not None and not bound.family.nvme[1]:
             starts += [walk.spread(bound.counts, more) for more in MORE_SWAPS]
+        starts.append(walk.state(self.best))
         for start in dict.fromkeys(starts):
             self._walk_from(walk, start, bound.bound_s, until)
 
