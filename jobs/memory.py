@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
@@ -26,10 +27,13 @@ class StorageTracker(TorchDispatchMode):
     def __init__(self, budget_bytes: int | None = None) -> None:
         super().__init__()
         self.budget_bytes = budget_bytes
-        self.live_bytes = 0
         self.peak_bytes = 0
-        self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
-        self._lock = threading.RLock()  # a storage may be freed by any thread, even inside `watch`
+        self._alive = AliveBytes()
+
+    @property
+    def live_bytes(self) -> int:
+        """What is alive now."""
+        return self._alive.bytes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -48,26 +52,59 @@ class StorageTracker(TorchDispatchMode):
     def watch(self, tensor: torch.Tensor) -> None:
         """Count the storage of ``tensor`` until it is freed. Raises OutOfMemory when the budget is passed."""
         storage = tensor.untyped_storage()
-        key, size = id(storage), storage.nbytes()
-        with self._lock:
-            if key in self._known or not size:
-                return
-            if self.budget_bytes is not None and self.live_bytes + size > self.budget_bytes:
-                raise OutOfMemory(
-                    tier="gpu", requested_bytes=size, used_bytes=self.live_bytes, budget_bytes=self.budget_bytes
-                )
-            self._known[key] = (weakref.ref(storage, lambda _: self._forget(key)), size)
-            self.live_bytes += size
-            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        if storage in self._alive:
+            return
+        size, used = storage.nbytes(), self.live_bytes
+        if self.budget_bytes is not None and used + size > self.budget_bytes:
+            raise OutOfMemory(tier="gpu", requested_bytes=size, used_bytes=used, budget_bytes=self.budget_bytes)
+        self._alive.add(storage)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def reset_peak(self) -> None:
         """Start a new peak from what is alive now."""
         self.peak_bytes = self.live_bytes
 
-    def _forget(self, key: int) -> None:
+
+class AliveBytes:
+    """Bytes of storages until they are freed, by whatever thread.
+
+    A weak reference's callback runs wherever something is freed, and a Ctrl-C that arrives in one is lost. So these run
+    no Python code: they note that something was freed, and it is counted when somebody asks.
+    """
+
+    def __init__(self) -> None:
+        self._bytes, self._known = 0, dict[int, _Storage]()
+        self._freed: deque[_Storage] = deque()
+        self._lock = threading.Lock()
+
+    def __contains__(self, storage: torch.UntypedStorage) -> bool:
+        return self.bytes > 0 and id(storage) in self._known
+
+    def add(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage that is not counted yet."""
+        size = storage.nbytes()
+        if size:
+            with self._lock:
+                held = self._known[id(storage)] = _Storage(storage, self._freed.append)
+                held.key, held.size = id(storage), size
+                self._bytes += size
+
+    @property
+    def bytes(self) -> int:
+        """Of all storages that were added and are alive."""
         with self._lock:
-            _, size = self._known.pop(key)
-            self.live_bytes -= size
+            while self._freed:
+                freed = self._freed.popleft()
+                del self._known[freed.key]
+                self._bytes -= freed.size
+            return self._bytes
+
+
+class _Storage(weakref.ref[torch.UntypedStorage]):
+    """A storage, and what is known of it when it is no more."""
+
+    key: int
+    size: int
 
 
 def unseen() -> AbstractContextManager[object]:

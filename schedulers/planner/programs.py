@@ -36,9 +36,9 @@ MORE_SWAPS: Final = (1, 0)
 """Walks begin where so many layers more swap their internals than in the bound, which takes parts of layers too."""
 NEAR: Final = 0.003
 """Share of its bound within which a policy ends a walk: what is enough for the proof may be bettered in a few steps."""
-WALK_WORK: Final = 9_000
+WALK_WORK: Final = 6_000
 """Work in one shape after which no other walk is begun there."""
-WALKS: Final = 16_000
+WALKS: Final = 10_000
 """Work that goes into walks before the best policy is looked at once more."""
 POLISH_WORK: Final = 8_000
 POLISHES: Final = 20

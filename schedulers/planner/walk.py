@@ -57,7 +57,7 @@ AT_ONCE: Final = 2048
 """Changes that are looked at together."""
 AT_LEAST: Final = 300
 """So many changes take as long as beginning to look at any."""
-WORK: Final = 18_000
+WORK: Final = 32_000
 """Rows, once for each change, that take as long as one unit of `solver.work_of`."""
 
 

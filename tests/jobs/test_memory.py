@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -55,3 +57,16 @@ def test_the_budget_is_exact_and_what_did_not_fit_is_not_counted():
         assert (caught.value.requested_bytes, caught.value.used_bytes, caught.value.budget_bytes) == (164, 240, 400)
         second = torch.ones(40)
     assert tracker.live_bytes == first.nbytes + second.nbytes == 400
+
+
+def test_no_python_code_runs_where_something_is_freed():
+    """A Ctrl-C that arrived in it would be lost."""
+    tracker, seen = StorageTracker(), list[str]()
+    with tracker:
+        held = [torch.ones(10) for _ in range(3)]
+    sys.setprofile(lambda frame, event, _: seen.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        held.clear()
+    finally:
+        sys.setprofile(None)
+    assert not seen and tracker.live_bytes == 0

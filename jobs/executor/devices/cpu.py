@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from ...errors import OutOfMemory
-from ...memory import StorageTracker, unseen
+from ...memory import AliveBytes, StorageTracker, unseen
 from .base import LEAVING, Device, Event, InlineStream, Stream, ThreadStream
 from .host import MORE_HOST_MEMORY, page_aligned
 
@@ -131,21 +130,17 @@ class HostBudget:
     """Counts host memory until it is freed."""
 
     def __init__(self, budget_bytes: int | None) -> None:
-        self.budget_bytes, self.used_bytes = budget_bytes, 0
+        self.budget_bytes, self._alive = budget_bytes, AliveBytes()
 
     def check(self, nbytes: int) -> None:
         """Raise OutOfMemory if there is no room for so much more."""
-        if self.budget_bytes is not None and self.used_bytes + nbytes > self.budget_bytes:
+        used = self._alive.bytes
+        if self.budget_bytes is not None and used + nbytes > self.budget_bytes:
             raise OutOfMemory(
-                tier="host", requested_bytes=nbytes, used_bytes=self.used_bytes, budget_bytes=self.budget_bytes,
+                tier="host", requested_bytes=nbytes, used_bytes=used, budget_bytes=self.budget_bytes,
                 hint=MORE_HOST_MEMORY,
             )  # fmt: skip
 
     def count(self, tensor: torch.Tensor) -> None:
         """Count the tensor's storage as long as anybody holds it."""
-        storage = tensor.untyped_storage()
-        self.used_bytes += storage.nbytes()
-        weakref.finalize(storage, self._forget, storage.nbytes()).atexit = False
-
-    def _forget(self, nbytes: int) -> None:
-        self.used_bytes -= nbytes
+        self._alive.add(tensor.untyped_storage())
