@@ -105,12 +105,11 @@ class Search(Programs):
         return bound
 
     def _try(self, bound: Bound, weights: int, staging: int) -> None:
-        """Look for policies of one shape of a family: on walks, the first with NVMe by its exact program."""
+        """Look for policies of one shape of a family: on walks, or of few layers by its exact program."""
         family = replace(bound.family, weights=(weights,) * 2, staging=(staging,) * 2)
         own = replace(bound, family=family)
         key = self._key(own)
-        begins = self._wants_nvme(bound) and "nvme" not in self.best.homes
-        if (begins or not self._walks) and key not in self.programs and self._goes_on():
+        if not self._walks and key not in self.programs and self._goes_on():
             self._solve(own, key)
         if self._walks and self._goes_on() and (self._wants_nvme(bound) or not (family.nvme[1] or family.parked[1])):
             self._walk(own, key[0])

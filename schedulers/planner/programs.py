@@ -1,7 +1,7 @@
 """The exact programs of a search: which are solved for a family, and how each becomes a policy that fits.
 
-Where many layers are alike the solver finds good policies late, and a `walk` finds them soon: from the best policy so
-far, and from one that makes the bound's choices in layers that are evenly spread.
+Where many layers are alike the solver finds good policies late, and a `walk` finds them soon: from one that makes the
+bound's choices in layers that are evenly spread, and from the best policy so far.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENOUGH: Final = 0.0095
 """Share of its bound, or of its family's, within which a policy ends the solver's work on its shape."""
 WHOLE_LAYERS: Final = 6
 """Of longer chains the exact program has no blocks longer than the bound's, and no NVMe where the bound uses none."""
-WORK: Final = 52_000
+WORK: Final = 42_000
 """The solver's work (`solver.work_of`) after which nothing more is begun."""
 NODES: Final = 1500
 """Nodes of the solver's search tree times layers, after which the first exact program is left; later ones sooner."""
@@ -133,13 +133,10 @@ class Programs(Fastest):
         return None if parking == shape.parked else replace(problem, shape=replace(shape, parked=parking))
 
     def _walk(self, bound: Bound, shape: Shape) -> None:
-        """Walk to better policies of a family's shape."""
+        """Walk to better policies of a family's shape, from where the bound would be and then from the best one."""
         walk, until = self._walker(bound, shape), self.work + min(WALK_WORK, WALKS - self.walked)
-        starts: list[State] = []
-        if bound.counts is not None and not bound.family.nvme[1]:
-            starts += [walk.spread(bound.counts, more) for more in MORE_SWAPS]
-        starts.append(walk.state(self.best))
-        for start in dict.fromkeys(starts):
+        starts = [walk.spread(bound.counts, more) for more in MORE_SWAPS] if bound.counts is not None else []
+        for start in dict.fromkeys([*starts, walk.state(self.best)]):
             self._walk_from(walk, start, bound.bound_s, until)
 
     def _walker(self, bound: Bound, shape: Shape) -> Walk:
