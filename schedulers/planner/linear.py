@@ -1,7 +1,7 @@
-"""Linear expressions, constraints and models, as `mathopt` has them and named as there, made in a fifth of the time.
+"""Linear expressions, constraints and models: what `mathopt` has, named as there, without its checks.
 
-A search makes dozens of models of thousands of rows, and with MathOpt's own expressions that takes longer than to solve
-them. What is made here becomes one of its models when it is to be solved.
+A search makes dozens of models of thousands of rows, and with MathOpt's own expressions that took up to a third of its
+time. What is made here becomes one of MathOpt's models when it is to be solved.
 """
 
 from __future__ import annotations

@@ -35,9 +35,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from facts import LLAMA_70B
-
 from lazytrain.jobs.tracking.metric_log import read_from
+from lazytrain.schedulers.hardware import model_config
 
 CLI = [sys.executable, "-c", "from lazytrain.platform.cli import main; main()"]
 IMPORT = [
@@ -77,7 +76,7 @@ def one_round() -> Mapping[str, list[float]]:
         folder = Path(name)
         terminal = Terminal(folder / "home")
         config, job = folder / "config.json", _demo_job(folder)
-        config.write_text(json.dumps(LLAMA_70B), encoding="utf-8")
+        config.write_text(json.dumps(model_config("llama-3.1-70b")), encoding="utf-8")
         plan = [*CLI, "plan", "--model", str(config), *SHAPE, "--json"]
         terminal.run("help", [*CLI, "--help"])
         terminal.run("import", IMPORT)

@@ -6,33 +6,21 @@ import hashlib
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from lazytrain.jobs import fake_model, introspect, measuring, replay
 from lazytrain.jobs.model_facts import ModelFacts
 from lazytrain.schedulers.hardware import model_config
 
 LENGTH = 1024
-LLAMA_70B = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672,
-    "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 131072, "tie_word_embeddings": False,
-}  # fmt: skip
-"""Shape of Llama 3.1 70B."""
-
-
-def config(model: str) -> dict[str, Any]:
-    """The configuration of a model known by name."""
-    return dict(LLAMA_70B) if model == "llama-3.1-70b" else model_config(model)
 
 
 def facts(model: str, batch: int, length: int = LENGTH) -> ModelFacts:
     """Facts of ``model`` at ``batch`` rows of ``length`` tokens in bfloat16."""
-    key = json.dumps([config(model), batch, length, _source()], sort_keys=True)
+    key = json.dumps([model_config(model), batch, length, _source()], sort_keys=True)
     kept = Path(tempfile.gettempdir()) / "lazytrain-facts" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     if kept.is_file():
         return ModelFacts.model_validate_json(kept.read_text(encoding="utf-8"))
-    made = introspect.model_facts(config(model), micro_batch=batch, sequence_length=length)
+    made = introspect.model_facts(model_config(model), micro_batch=batch, sequence_length=length)
     kept.parent.mkdir(exist_ok=True)
     kept.write_text(made.model_dump_json(), encoding="utf-8")
     return made

@@ -30,6 +30,7 @@ PARAMETERS = {
     "qwen3.6-27b": 26.9e9,
     "gpt-oss-120b": 116.8e9,
     "llama-3.1-8b": 8.03e9,
+    "llama-3.1-70b": 70.55e9,
 }
 
 
