@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from typing import Final
 
 from ...jobs.policy.parked import RING
@@ -54,12 +55,19 @@ class Certificate:
     """The bounds of families that together hold every policy, least first."""
 
     families: list[tuple[float, int, Bound]] = field(default_factory=list)
+    closed: list[tuple[float, int, Bound]] = field(default_factory=list)
+    """Families at which nobody can look more closely."""
     solved: int = 0
 
     @property
     def bound_s(self) -> float:
-        """No policy is faster."""
-        return self.families[0][0]
+        """No policy is faster; infinite where no family is known."""
+        return min(self.open_s, *(entry[0] for entry in self.closed), math.inf)
+
+    @property
+    def open_s(self) -> float:
+        """No policy is faster of the families that are not closed."""
+        return self.families[0][0] if self.families else math.inf
 
     def add(self, bound: Bound) -> None:
         """Take a family in."""
@@ -69,12 +77,16 @@ class Certificate:
     @property
     def least_counted(self) -> Bound | None:
         """The least bound of those that say at which choices."""
-        counted = [entry for entry in self.families if entry[2].counts]
-        return min(counted)[2] if counted else None
+        counted = [entry for entry in self.families + self.closed if entry[2].counts]
+        return min(counted, key=itemgetter(0, 1))[2] if counted else None
 
     def take(self) -> Bound:
         """Take out the family that holds the bound down: it is to be replaced by its parts, or a better bound."""
         return heapq.heappop(self.families)[2]
+
+    def close(self, bound: Bound) -> None:
+        """Put back a family that was taken out, for which there is nothing better."""
+        self.closed.append((bound.bound_s, self.solved, bound))
 
 
 def families_of(problem: Problem) -> Iterator[Family]:

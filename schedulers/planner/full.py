@@ -35,8 +35,8 @@ FAMILIES: Final = 48
 """Most families that are bounded."""
 PROGRAMS: Final = 6
 """Most exact programs that are solved."""
-MORE_PROGRAMS: Final = 12
-"""The same of few layers, whose programs take no time."""
+MORE: Final = (72, 16)
+"""The same of few layers, whose families and programs take no time."""
 
 
 class Search(Programs):
@@ -49,12 +49,12 @@ class Search(Programs):
     @property
     def bound_s(self) -> float | None:
         """No policy is faster; None where time ran out before anything was proven."""
-        return min(self.certificate.bound_s, self.step_s) if self.certificate.families else None
+        return min(self.certificate.bound_s, self.step_s) if self.certificate.solved else None
 
     @property
     def proven(self) -> bool:
         """Whether no policy of the families so far is faster by more than the proof asks for."""
-        return bool(self.certificate.families) and self.certificate.bound_s >= self.step_s * (1 - PROOF)
+        return bool(self.certificate.solved) and self.certificate.bound_s >= self.step_s * (1 - PROOF)
 
     def run(self) -> None:
         """Bound, walk and solve until the plan is proven, or the work that may be done is.
@@ -87,9 +87,14 @@ class Search(Programs):
             self._polish(begin, self.certificate.bound_s, LIKELY)
 
     def _settle(self) -> None:
-        """Look more closely at the family that holds the proof down, and the next, as long as there is any."""
-        while not self.proven and self._goes_on() and self._open(self.certificate.take()):
-            pass
+        """Look more closely at the family that holds the proof down, and the next, as long as there is any.
+
+        Nothing more is proven where there is no closer look at one, but others may hold a faster policy.
+        """
+        while self._goes_on() and self.certificate.open_s < self.step_s * (1 - PROOF):
+            least = self.certificate.take()
+            if not self._open(least):
+                self.certificate.close(least)
 
     @property
     def _spared_s(self) -> float:
@@ -145,8 +150,6 @@ class Search(Programs):
         for part in parts:
             bound = self._proven_of(part) or self._bound(part, self._spared_s, rough=not _is_shape(part))
             self.certificate.add(replace(bound, bound_s=max(bound.bound_s, least.bound_s)))
-        if not parts:
-            self.certificate.add(least)
         return bool(parts)
 
     def _proven_of(self, family: Family) -> Bound | None:
@@ -160,8 +163,8 @@ class Search(Programs):
     def _goes_on(self) -> bool:
         """Whether there is work left that may be done: of many layers less with many micro-batches, which gain less."""
         share = 2 if self._walks and self.question.accumulation > MOST_MICRO_BATCHES else 1
-        programs = PROGRAMS if self._walks else MORE_PROGRAMS
-        work_left = self.certificate.solved < FAMILIES // share and len(self.programs) < programs // share
+        families, programs = (FAMILIES, PROGRAMS) if self._walks else MORE
+        work_left = self.certificate.solved < families // share and len(self.programs) < programs // share
         return self.question.seconds_left() > 0 and work_left and self.work < WORK
 
     def _bound(

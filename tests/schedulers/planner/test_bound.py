@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable
@@ -15,7 +16,15 @@ from lazytrain.jobs.model_facts import ModelFacts, UnitFacts
 from lazytrain.jobs.policy import LayerPolicy, Policy, lower
 from lazytrain.schedulers.costs import host_bytes
 from lazytrain.schedulers.hardware import Budgets, HardwareProfile
-from lazytrain.schedulers.planner.bound import STAGING_SLOTS, WEIGHT_SLOTS, bound_of, families_of, parts_of
+from lazytrain.schedulers.planner.bound import (
+    STAGING_SLOTS,
+    WEIGHT_SLOTS,
+    Bound,
+    Certificate,
+    bound_of,
+    families_of,
+    parts_of,
+)
 from lazytrain.schedulers.planner.choices import Choices
 from lazytrain.schedulers.planner.counts import count
 from lazytrain.schedulers.planner.exact import solve_exact
@@ -302,3 +311,15 @@ def test_the_bound_of_a_part_is_no_lower(make_facts: Make, make_profile: Machine
 
 def later() -> float:
     return time.monotonic() + 60
+
+
+def test_a_certificate_goes_on_where_one_family_cannot_be_looked_at_more_closely() -> None:
+    """What is closed still bounds, and what is open is taken next."""
+    near, far = Family((2, 2), (1, 1)), Family((3, 3), (1, 1))
+    certificate = Certificate()
+    certificate.add(Bound(near, 1.0))
+    certificate.add(Bound(far, 1.5))
+    certificate.close(certificate.take())
+    assert (certificate.bound_s, certificate.open_s) == (1.0, 1.5)
+    assert certificate.take().family == far
+    assert (certificate.bound_s, certificate.open_s) == (1.0, math.inf)
