@@ -27,13 +27,17 @@ class StorageTracker(TorchDispatchMode):
     def __init__(self, budget_bytes: int | None = None) -> None:
         super().__init__()
         self.budget_bytes = budget_bytes
-        self.peak_bytes = 0
         self._alive = AliveBytes()
 
     @property
     def live_bytes(self) -> int:
         """What is alive now."""
         return self._alive.bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was, since `reset_peak`."""
+        return self._alive.peak_bytes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -51,18 +55,15 @@ class StorageTracker(TorchDispatchMode):
 
     def watch(self, tensor: torch.Tensor) -> None:
         """Count the storage of ``tensor`` until it is freed. Raises OutOfMemory when the budget is passed."""
-        storage = tensor.untyped_storage()
-        if storage in self._alive:
-            return
-        size, used = storage.nbytes(), self.live_bytes
-        if self.budget_bytes is not None and used + size > self.budget_bytes:
-            raise OutOfMemory(tier="gpu", requested_bytes=size, used_bytes=used, budget_bytes=self.budget_bytes)
-        self._alive.add(storage)
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        storage, budget = tensor.untyped_storage(), self.budget_bytes
+        if not self._alive.add(storage, budget) and budget is not None:
+            raise OutOfMemory(
+                tier="gpu", requested_bytes=storage.nbytes(), used_bytes=self.live_bytes, budget_bytes=budget
+            )
 
     def reset_peak(self) -> None:
         """Start a new peak from what is alive now."""
-        self.peak_bytes = self.live_bytes
+        self._alive.peak_bytes = self.live_bytes
 
 
 class AliveBytes:
@@ -73,21 +74,25 @@ class AliveBytes:
     """
 
     def __init__(self) -> None:
-        self._bytes, self._known = 0, dict[int, _Storage]()
+        self.peak_bytes = self._bytes = 0
+        self._known: dict[int, _Storage] = {}
         self._freed: deque[_Storage] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
-    def __contains__(self, storage: torch.UntypedStorage) -> bool:
-        return self.bytes > 0 and id(storage) in self._known
-
-    def add(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage that is not counted yet."""
-        size = storage.nbytes()
-        if size:
-            with self._lock:
-                held = self._known[id(storage)] = _Storage(storage, self._freed.append)
-                held.key, held.size = id(storage), size
-                self._bytes += size
+    def add(self, storage: torch.UntypedStorage, budget_bytes: int | None = None) -> bool:
+        """Count a storage, once; False, and it is not counted, where all would be more than ``budget_bytes``."""
+        key, size = id(storage), storage.nbytes()
+        with self._lock:  # two threads may add at once, what is freed by then is not there any more
+            used = self.bytes
+            if key in self._known or not size:
+                return True
+            if budget_bytes is not None and used + size > budget_bytes:
+                return False
+            held = self._known[key] = _Storage(storage, self._freed.append)
+            held.key, held.size = key, size
+            self._bytes += size
+            self.peak_bytes = max(self.peak_bytes, self._bytes)
+            return True
 
     @property
     def bytes(self) -> int:

@@ -78,7 +78,7 @@ class Rows:
         self.time_places = [place for place, (variable, _) in enumerate(order) if self.times[variable]]
         self.checks = [number for number, row in enumerate(self.rows) if row.variable == CHECK]
         self.check_terms = self._terms_of_checks()
-        self.room: Array = np.empty((0, 0))
+        self.room: Array = np.empty(0)
 
     def _add(self, terms: list[tuple[int, float]], low: float, high: float) -> None:
         """One row for each side on which it is bounded; where that is both, only the last variable is bounded by it."""

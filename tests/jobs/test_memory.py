@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lazytrain.jobs.errors import OutOfMemory
-from lazytrain.jobs.memory import StorageTracker
+from lazytrain.jobs.memory import AliveBytes, StorageTracker
 
 
 def test_a_storage_counts_once_until_its_last_view_is_gone():
@@ -70,3 +70,17 @@ def test_no_python_code_runs_where_something_is_freed():
     finally:
         sys.setprofile(None)
     assert not seen and tracker.live_bytes == 0
+
+
+def test_a_storage_in_the_place_of_one_that_was_freed_is_counted_until_it_is_freed():
+    """Its number is that of the other, whose end nobody has asked about yet."""
+    alive = AliveBytes()
+    for _ in range(50):
+        kept = torch.ones(10)
+        alive.add(kept.untyped_storage())
+        del kept
+    kept = torch.ones(10)
+    assert alive.add(kept.untyped_storage()) and alive.bytes == alive.peak_bytes == 40
+    assert alive.add(kept.untyped_storage(), 40) and not alive.add(torch.ones(1).untyped_storage(), 40)
+    del kept
+    assert alive.bytes == 0
