@@ -113,18 +113,19 @@ def families_of(problem: Problem) -> Iterator[Family]:
 def parts_of(family: Family) -> list[Family]:
     """Parts that together are the family; none of one whose members have as many of everything.
 
-    Each number of weight slots; or else halves of the range of staging slots; or else those without resident layers
-    and those with any, or halves of these.
+    Those with the most staging slots and those with fewer, which seldom are fast; or else each number of weight slots;
+    or else those without resident layers and those with any, or halves of these.
     """
-    few, many = family.weights
+    (few, many), (low, high) = family.weights, family.staging
+    if low < high:
+        return [replace(family, staging=(low, high - 1)), replace(family, staging=(high, high))]
     if few < many:
         return [replace(family, weights=(slots, slots)) for slots in range(few, many + 1)]
-    for name in ("staging", "residents"):
-        low, high = getattr(family, name)
-        if low < high:
-            middle = (low + high) // 2 if low else 0
-            return [replace(family, **{name: (low, middle)}), replace(family, **{name: (middle + 1, high)})]
-    return []
+    low, high = family.residents
+    if low == high:
+        return []
+    middle = (low + high) // 2 if low else 0
+    return [replace(family, residents=part) for part in ((low, middle), (middle + 1, high))]
 
 
 def within(problem: Problem, family: Family) -> Problem:

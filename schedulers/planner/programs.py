@@ -38,7 +38,7 @@ NEAR: Final = 0.003
 """Share of its bound within which a policy ends a walk: what is enough for the proof may be bettered in a few steps."""
 WALK_WORK: Final = 6_000
 """Work in one shape after which no other walk is begun there."""
-WALKS: Final = 10_000
+WALKS: Final = 12_500
 """Work that goes into walks before the best policy is looked at once more."""
 POLISH_WORK: Final = 8_000
 POLISHES: Final = 20

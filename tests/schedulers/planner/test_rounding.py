@@ -52,3 +52,9 @@ def test_parts_of_layers_do_not_fill_what_whole_ones_leave() -> None:
 def test_a_layer_that_is_larger_than_the_room_is_not_in_it_in_part() -> None:
     assert most(10.0, [[10.1]] * 2, whole=False, weights=[[1.0]] * 2) == 0
     assert most(10.0, [[10.1], [-1.0]], whole=False, weights=[[1.0], [0.0]]) == pytest.approx(1.0)
+
+
+def test_a_layer_that_needs_another_to_give_room_is_not_there_without_it() -> None:
+    """One of 10.5 in a room of 10 needs all of the other's choice that gives 1 back, be it dear or cheap."""
+    assert most(10.0, [[10.5], [-1.0]], whole=False, weights=[[1.0], [-2.0]]) == pytest.approx(0.0)
+    assert most(10.0, [[10.5], [-1.0]], whole=False, weights=[[1.0], [-0.1]]) == pytest.approx(0.9)
