@@ -115,6 +115,7 @@ def choose(problem: Problem, *, seconds: float, effort: float = math.inf) -> Cho
     for place, variable in enumerate(taken):
         model.add_hint(variable, place in rule)
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # it would leave the signal to end the process afterwards
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
     solver.parameters.max_time_in_seconds = seconds

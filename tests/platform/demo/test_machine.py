@@ -17,6 +17,8 @@ CONFIG = {
     "vocab_size": 128,
     "tie_word_embeddings": True,
 }
+PAPER = Limits(planner="paper")
+"""What the demo's job file asks for."""
 MEASURED = base_profile().model_copy(
     update={"matmul_flops": {"float32": 4e10}, "update_parameters_s": 5e7, "host_bytes_s": 1e10}
 )
@@ -44,7 +46,7 @@ def test_what_runs_for_a_moment_while_it_is_measured_changes_nothing() -> None:
 def test_deep_models_need_every_kind_of_home() -> None:
     facts = facts_with(12)
     profile = scale_links(MEASURED, facts)
-    limits = tight_limits(facts, profile, Limits())
+    limits = tight_limits(facts, profile, PAPER)
     homes = feasible_policy(make_plan(facts, profile, limits)).count_homes()
     assert all(count > 0 for count in homes.values()), homes
 
@@ -54,7 +56,7 @@ def test_the_homes_do_not_depend_on_how_fast_compute_was_thought_to_be(factor: f
     """What else runs on the machine can make the first measurement ten times too slow."""
     facts = facts_with(12)
     thought = MEASURED.model_copy(update={"matmul_flops": {"float32": factor * MEASURED.matmul_flops["float32"]}})
-    limits = tight_limits(facts, scale_links(thought, facts), Limits())
+    limits = tight_limits(facts, scale_links(thought, facts), PAPER)
     known = scale_links(MEASURED, facts)
     homes = feasible_policy(make_plan(facts, known, limits)).count_homes()
     assert all(count > 0 for count in homes.values()), homes
@@ -63,10 +65,10 @@ def test_the_homes_do_not_depend_on_how_fast_compute_was_thought_to_be(factor: f
 def test_shallow_models_still_get_a_plan() -> None:
     facts = facts_with(4)
     profile = scale_links(MEASURED, facts)
-    assert make_plan(facts, profile, tight_limits(facts, profile, Limits())).feasible
+    assert make_plan(facts, profile, tight_limits(facts, profile, PAPER)).feasible
 
 
 def test_no_budget_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "make_plan", lambda facts, profile, limits: Plan(feasible=False))
     with pytest.raises(DoesNotFit):
-        tight_limits(facts_with(4), MEASURED, Limits())
+        tight_limits(facts_with(4), MEASURED, PAPER)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from itertools import combinations
 
 import pytest
@@ -87,3 +89,20 @@ def test_jobs_that_fill_the_same_link_are_kept_apart() -> None:
 
 def test_nothing_to_choose() -> None:
     assert choose(Problem((), (), ()), seconds=1).status == "NOTHING"
+
+
+CTRL_C = """
+import os, signal, sys
+from lazytrain.schedulers.placement.assignment import Bid, Problem, Seat, choose
+assert choose(Problem((Seat("a"),), (Bid("job", "a", 1),), ()), seconds=20).status == "OPTIMAL"
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+def test_ctrl_c_is_the_programs_own_after_the_solver_has_run() -> None:
+    """The solver would take the signal for itself, and leave it to end the process afterwards."""
+    assert subprocess.run([sys.executable, "-c", CTRL_C], timeout=60).returncode == 7
