@@ -115,3 +115,23 @@ def test_what_a_solver_prints_is_not_on_stdout_and_what_others_print_meanwhile_i
     done = subprocess.run([sys.executable, "-c", NOISY], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["heard", "again"]
     assert done.stderr.split() == ["noise", "noise"]
+
+
+CTRL_C = """
+import os, signal, sys
+from lazytrain.schedulers.planner.linear import Model
+from lazytrain.schedulers.planner.solver import run_solver
+model = Model("one")
+model.minimize(model.add_binary_variable())
+assert run_solver(model, sys.argv[1], 10.0, 0.0).status == "OPTIMAL"
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("backend", ["highs", "gscip"])
+def test_ctrl_c_is_the_programs_own_after_a_solver_has_run(backend: str) -> None:
+    assert subprocess.run([sys.executable, "-c", CTRL_C, backend], timeout=60).returncode == 7
