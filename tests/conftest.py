@@ -16,9 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for w
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_AUTH_MODE"] = "disabled"
-# Ray's workers give way to everything else, and what tests wait for would come last.
-os.environ["RAY_worker_niceness"] = "0"
-# Also for the processes that tests start: several tests run at a time, and threads that wait spinning would stop the other
+# Also for the processes that tests start: two tests run at a time, and threads that wait spinning would stop the other
 # one. Trainings with two threads, while all cores are busy, take a tenth of the time with threads that wait asleep.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
