@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -103,3 +105,23 @@ def make_facts() -> Callable[..., ModelFacts]:
 @pytest.fixture(scope="session")
 def make_profile() -> Callable[..., HardwareProfile]:
     return _profile
+
+
+CTRL_C = """
+import os, signal, sys
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="session")
+def hears_ctrl_c() -> Callable[..., bool]:
+    """Whether Ctrl-C is a KeyboardInterrupt after this code has run, in a process of its own."""
+
+    def hears(code: str, *arguments: str) -> bool:
+        return subprocess.run([sys.executable, "-c", code + CTRL_C, *arguments], timeout=60).returncode == 7
+
+    return hears
